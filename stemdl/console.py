@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
@@ -23,7 +23,7 @@ def progress(
     total: int | None = None,
     unit: str = "sample",
     rank: int = 0,
-) -> "tqdm[Item]":
+) -> Any:
     """A bar with rate and time left. Silent off a terminal and on ranks other than 0."""
     silent = rank != 0 or not sys.stderr.isatty()
     return tqdm(items, desc=what, total=total, unit=" " + unit, disable=silent, dynamic_ncols=True)
