@@ -3,6 +3,7 @@
 Lengths are in Å, energies in keV, angles in mrad, times in s. `stemdl.config` reads the files.
 """
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -159,13 +160,32 @@ class Network(Section):
     batch_norm: bool = Field(False, description="batch normalisation in transitions down")
 
 
+# The grammar of `reduction.planner`; `stemdl.reduction.grouping` has the planners.
+PLANNER = re.compile(
+    r"none|layer|optimal|equal:(?P<count>[1-9]\d*)"
+    r"|bytes:(?P<size>\d+(\.\d+)?)(?P<unit>B|[kMG]B|[KMG]iB)"
+)
+
+
+def _planner(value: str) -> str:
+    if not PLANNER.fullmatch(value):
+        raise ValueError(
+            "none, layer, optimal, equal:N such as equal:4, or bytes:SIZE such as bytes:25MB"
+        )
+    return value
+
+
+Planner = Annotated[str, AfterValidator(_planner)]
+
+
 class Reduction(Section):
     """How gradients travel between ranks."""
 
-    planner: str = Field(
+    planner: Planner = Field(
         "layer",
-        pattern=r"^(none|layer)$",
-        description="none: Horovod's own fusion; layer: one group for each layer scope (the paper)",
+        description="which gradients travel together: none (Horovod's own fusion), layer (one "
+        "group for each layer scope, the paper's), equal:N (N groups), bytes:SIZE (such as "
+        "bytes:25MB), optimal (ends the communication soonest)",
     )
     wire: Literal["fp32", "fp16", "bf16"] = Field("fp32", description="dtype on the network")
     cache_capacity: NonNegativeInt = Field(1024, description="response cache (bitvector) [tensors]")
