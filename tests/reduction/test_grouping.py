@@ -146,7 +146,7 @@ def test_schedule_waits_for_readiness_and_for_the_group_before():
     "planner", ["", "layers", "equal", "equal:0", "equal:x", "bytes:25", "bytes:MB", "none:1"]
 )
 def test_an_unknown_planner_is_one_clear_line(planner):
-    with pytest.raises(UserError, match="reduction.planner is .*wanted none, layer, optimal"):
+    with pytest.raises(UserError, match=r"reduction.planner is .*wanted none, layer, optimal"):
         build({"reduction": {"planner": planner}}, "test.yaml")
     with pytest.raises(ValueError, match="unknown planner"):
         plan(planner, [])
