@@ -64,6 +64,30 @@ def keys(section: type[Section] = Experiment, prefix: str = "") -> dict[str, str
     return found
 
 
+def describe(section: type[Section] = Experiment, prefix: str = "") -> str:
+    """All keys as lines `key = default  meaning`, for people."""
+    lines = []
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Section):
+            lines += ["", f"# {(kind.__doc__ or name).splitlines()[0]}"]
+            lines.append(describe(kind, f"{prefix}{name}."))
+        else:
+            lines.append(f"{prefix}{name} = {_plain(field.default)}")
+            if field.description:
+                lines[-1] = f"{lines[-1]:44} {field.description}"
+    return "\n".join(lines)
+
+
+def _plain(value: Any) -> str:
+    """A default as one would write it in YAML."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_plain, value))}]"
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return str(value)
+
+
 def _apply(tree: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:

@@ -1,7 +1,7 @@
 """Checkpoints: everything that a run is, in one HDF5 file that appears whole or not at all.
 
-`last.h5` holds weights, optimizer, loss scaler, averaged weights and position; `best.h5` the same
-at the best validation. Rank 0 reads and writes; arrays travel to the other ranks over MPI.
+`last.h5` holds weights, optimizer, loss scaler, averaged weights and position: what a run resumes
+from. `best.h5` holds the weights of the best validation, for evaluation. Rank 0 reads and writes; arrays travel to the other ranks over MPI.
 """
 
 import json
@@ -37,6 +37,16 @@ class Position:
     best: float | None = None  # least validation loss so far
     clock: dict[str, float] = field(default_factory=dict)  # s in each phase
     pending: list[list[float]] = field(default_factory=list)  # each rank's sums since the last log
+
+    def rescale(self, ranks: int, steps_per_epoch: int) -> None:
+        """Go on with another number of ranks or samples, at the same share of the epochs."""
+        if (ranks, steps_per_epoch) == (self.ranks, self.steps_per_epoch):
+            return
+        done = self.step / self.steps_per_epoch if self.steps_per_epoch else 0.0
+        self.epoch = int(done)
+        self.step_in_epoch = int((done - self.epoch) * steps_per_epoch)
+        self.step = self.epoch * steps_per_epoch + self.step_in_epoch
+        self.ranks, self.steps_per_epoch, self.pending = ranks, steps_per_epoch, []
 
 
 def path(run: Path, which: str) -> Path:

@@ -122,7 +122,7 @@ def validation_step(
 ) -> Callable[[dict[str, tf.Tensor]], tuple[tf.Tensor, tf.Tensor]]:
     """Build the validation step: batch -> ((3,) sums, (B, H, W) reconstruction).
 
-    The sums are, over the batch's samples with weight 1: their number, loss and Pearson correlation.
+    The sums are over the samples of weight 1: their number, loss and Pearson correlation.
     """
 
     @tf.function(reduce_retracing=False)

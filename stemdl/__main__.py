@@ -1,0 +1,5 @@
+import sys
+
+from stemdl.cli import main
+
+sys.exit(main())

@@ -1,0 +1,101 @@
+"""What a rank trains and validates on: its splits, their normalisation and its batches."""
+
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from stemdl.data import normalise, pipeline, shards, staging
+from stemdl.data.normalise import Normaliser
+from stemdl.data.shards import Split
+from stemdl.errors import UserError
+from stemdl.ranks import Ranks
+from stemdl.schema import Experiment
+
+
+@dataclass(frozen=True)
+class Feed:
+    """The data of one rank. `group` are the ranks that read the same files."""
+
+    experiment: Experiment
+    ranks: Ranks
+    group: Ranks
+    train: Split
+    dev: Split
+    normaliser: Normaliser
+    steps_per_epoch: int  # the same on all ranks
+
+    def training(self, epoch: int, start_step: int) -> tf.data.Dataset:
+        """This rank's batches of an epoch from `start_step` on."""
+        return pipeline.training(
+            self.train,
+            self.normaliser,
+            self.experiment.data,
+            batch=self.experiment.train.batch,
+            seed=self.experiment.seed,
+            ranks=self.group,
+            epoch=epoch,
+            start_step=start_step,
+        )
+
+    def validation(self) -> tf.data.Dataset:
+        """This rank's batches of the dev split; each sample is on one rank."""
+        return pipeline.evaluation(
+            self.dev,
+            self.normaliser,
+            self.experiment.data,
+            batch=self.experiment.train.batch,
+            ranks=self.ranks,
+        )
+
+
+def open_feed(experiment: Experiment, ranks: Ranks) -> Feed:
+    """Stage the data if the experiment says so, open it, and agree on it between ranks.
+
+    The statistics of the run (RUN/normalisation.npz) are measured on the training split once.
+
+    Raises:
+        UserError: on all ranks: no data, damaged shards, no potentials, too few samples.
+    """
+    directory = staging.stage(experiment, ranks)
+    group = staging.group(experiment, ranks)
+    with ranks.together("opening the data"):
+        train = _supervised(shards.open_split(directory, "train"))
+        dev = _supervised(shards.open_split(directory, "dev"))
+        if (train.cbed_shape, train.potential_shape) != (dev.cbed_shape, dev.potential_shape):
+            raise UserError(
+                f"{dev.directory / dev.name}: patterns {dev.cbed_shape} and potential "
+                f"{dev.potential_shape}, wanted those of train: {train.cbed_shape} and "
+                f"{train.potential_shape}"
+            )
+        steps = pipeline.steps_per_epoch(train.count, experiment.train.batch, group.size)
+    return Feed(
+        experiment,
+        ranks,
+        group,
+        train,
+        dev,
+        _normaliser(experiment, train, ranks),
+        min(ranks.collect(steps)),
+    )
+
+
+def _normaliser(experiment: Experiment, train: Split, ranks: Ranks) -> Normaliser:
+    path = experiment.run / "normalisation.npz"
+    known = None
+    with ranks.together(f"reading {path}"):
+        if ranks.rank == 0 and path.exists():
+            known = normalise.load(path)
+    known = ranks.share(known)
+    if known is not None:
+        return known
+    measured = normalise.measure(train, experiment.data, ranks)
+    with ranks.together(f"writing {path}"):
+        if ranks.rank == 0:
+            normalise.save(measured, path)
+    return measured
+
+
+def _supervised(split: Split) -> Split:
+    if split.potential_shape is None:
+        raise UserError(f"{split.directory / split.name}: holds no potential; training needs it")
+    return split

@@ -1,0 +1,323 @@
+"""The one training loop.
+
+    stemdl train configs/demo.yaml                       # one rank
+    mpirun -n 2 stemdl train configs/demo.yaml           # two
+
+What a run is at any moment is its checkpoint: weights, optimizer, loss scaler, averaged weights and
+position. Everything else (order of data, augmentation, dropout, schedules) is a function of the
+seed and the position, so that a run that was cut ends where the unbroken one would.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from stemdl import config, files
+from stemdl.console import progress, say
+from stemdl.network import flops, layouts
+from stemdl.ranks import Ranks
+from stemdl.reduction import grouping, levers
+from stemdl.schema import Experiment
+from stemdl.training import checkpoint, devices, optimizers, precision
+from stemdl.training.checkpoint import Position
+from stemdl.training.feed import Feed, open_feed
+from stemdl.training.interruption import Interruption, Watchdog
+from stemdl.training.step import SUMS, training_step, validation_step
+from stemdl.training.telemetry import Clock, Recorder
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a call of `train` ended. `stopped`: why it left early, or None when the run is done."""
+
+    step: int
+    stopped: str | None
+
+
+def train(experiment: Experiment, ranks: Ranks, *, started: float | None = None) -> Outcome:
+    """Train until `train.epochs` are done, a signal arrives or the wall-clock budget is spent.
+
+    Args:
+        experiment: the experiment; RUN is `experiment.run`.
+        ranks: the processes that train together; all of them call this.
+        started: time.time() at the start of the process, for `train.wall_limit` [s].
+
+    Raises:
+        UserError: on all ranks alike, for whatever the user can mend.
+    """
+    settings = experiment.train
+    interruption = Interruption(
+        ranks, started=started or time.time(), wall_limit=settings.wall_limit
+    )
+    watchdog = Watchdog(settings.stall_limit, ranks)
+    with watchdog.watching(), interruption.listening():
+        # 1. Devices and Horovod, before anything else touches TensorFlow.
+        with ranks.together("starting Horovod"):
+            devices.set_up(settings, experiment.seed, ranks)
+            levers.start(experiment.reduction, ranks)
+        # 2. Data: staged if wanted, opened and agreed on.
+        watchdog.beat("opening the data")
+        feed = open_feed(experiment, ranks)
+        # 3. Network, optimizer, loss scaler and steps; 4. the last checkpoint, if there is one.
+        watchdog.beat("building the network")
+        return Trainer(experiment, ranks, feed, interruption, watchdog).run()
+
+
+class Trainer:
+    """The state of a run and its loop."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        ranks: Ranks,
+        feed: Feed,
+        interruption: Interruption,
+        watchdog: Watchdog,
+    ) -> None:
+        self.experiment, self.ranks, self.feed = experiment, ranks, feed
+        self.interruption, self.watchdog = interruption, watchdog
+        settings, shapes = experiment.train, (feed.train.cbed_shape, feed.train.potential_shape)
+        self.total_steps = feed.steps_per_epoch * settings.epochs
+        with ranks.together("building the network"):
+            self.model = layouts.build(
+                experiment.network,
+                *shapes,
+                compute=settings.precision.compute,
+                seed=experiment.seed,
+            )
+            self.optimizer = optimizers.create(
+                settings,
+                self.model.trainable_variables,
+                steps_per_epoch=feed.steps_per_epoch,
+                total_steps=self.total_steps,
+                size=ranks.size,
+            )
+            self.scaler = precision.create(settings.precision)
+            self.groups = plan_groups(experiment, self.model.trainable_variables)
+        self.step = training_step(
+            self.model,
+            self.optimizer,
+            self.scaler,
+            self.groups,
+            experiment,
+            rank=ranks.rank,
+            size=ranks.size,
+        )
+        self.validation = validation_step(self.model, experiment)
+        self.signature = checkpoint.signature(experiment, *shapes)
+        self.position = self._resume()
+        self.clock = Clock(self.position.clock)
+        with ranks.together("opening the logs"):
+            if ranks.rank == 0:
+                resolved = config.dump(experiment).encode()
+                files.write_bytes(experiment.run / "config.yaml", resolved)
+            self.recorder = Recorder(
+                experiment.run, active=ranks.rank == 0, step=self.position.step
+            )
+
+    def run(self) -> Outcome:
+        """Epochs from the position to the end, or to an interruption."""
+        settings, position = self.experiment.train, self.position
+        self._announce()
+        self.saved_at, self.save_seconds = time.time(), 0.0
+        self.log_mark = self._mark()
+        self.phase_of_step = "compile"  # the first step traces and compiles the graph
+        stopped: str | None = None
+        self.recorder.start("run_start")
+        while position.epoch < settings.epochs and stopped is None:
+            number = position.epoch
+            self.recorder.start("epoch_start", epoch_num=number)
+            stopped = self._epoch()
+            self.recorder.end("epoch_stop", epoch_num=number)
+        if stopped is None and position.step % settings.log_every:
+            self._log()
+        self._save("last", self._parts())
+        self.recorder.end("run_stop", status="aborted" if stopped else "success")
+        self.recorder.close()
+        self._conclude(stopped)
+        return Outcome(position.step, stopped)
+
+    def _epoch(self) -> str | None:
+        """Train to the end of the epoch; why to stop, or None."""
+        position, steps = self.position, self.feed.steps_per_epoch
+        batches = iter(self.feed.training(position.epoch, position.step_in_epoch))
+        what = f"epoch {position.epoch + 1}/{self.experiment.train.epochs}"
+        remaining = range(position.step_in_epoch, steps)
+        for _ in progress(remaining, what, unit="step", rank=self.ranks.rank):
+            with self.clock.phase("data"):
+                batch = next(batches)
+            with self.clock.phase(self.phase_of_step):
+                self.step.run(batch, tf.constant(position.step, tf.int64))
+            self.phase_of_step = "compute"
+            position.step += 1
+            position.step_in_epoch += 1
+            self.watchdog.beat(f"step {position.step + 1}")
+            if position.step_in_epoch == steps:
+                position.epoch, position.step_in_epoch = position.epoch + 1, 0
+            stopped = self._between_steps()
+            if stopped is not None:
+                return stopped
+        return None
+
+    def _between_steps(self) -> str | None:
+        """Log, validate and checkpoint where they are due; why to stop, or None."""
+        settings, step = self.experiment.train, self.position.step
+        if step % settings.log_every == 0:
+            self._log()
+        validate_every = max(1, round(settings.validate_every * self.feed.steps_per_epoch))
+        if step % validate_every == 0 or step == self.total_steps:
+            self._validate()
+        if not self.interruption.due(step):
+            return None
+        stopped, now = self.interruption.agree(step, reserve=2 * self.save_seconds)
+        if stopped is None and now - self.saved_at >= settings.checkpoint_every:
+            self._save("last", self._parts())
+            self.saved_at = now
+        return stopped
+
+    def _validate(self) -> None:
+        """Score the dev split on all ranks; keep the best weights; show pictures."""
+        position, images = self.position, self.experiment.train.images
+        self.recorder.start("eval_start", epoch_num=position.epoch)
+        sums = np.zeros(3)
+        shown: list[tuple[np.ndarray, np.ndarray]] = []
+        with self.clock.phase("evaluation"), self.optimizer.averaged_weights():
+            for batch in self.feed.validation():
+                self.watchdog.beat("validation")
+                part, found = self.validation(batch)
+                sums += part.numpy()
+                if sum(len(truth) for truth, _ in shown) < images:
+                    shown.append((batch["potential"].numpy(), found.numpy()))
+            count, loss, correlation = sum(self.ranks.collect(sums))
+        loss, correlation = float(loss / count), float(correlation / count)
+        epoch = position.step / self.feed.steps_per_epoch
+        self.recorder.metrics("dev", position.step, epoch=epoch, loss=loss, pearson=correlation)
+        self.recorder.event("eval_accuracy", correlation, epoch_num=position.epoch)
+        self.recorder.end("eval_stop", epoch_num=position.epoch)
+        if shown:
+            truth, found = (np.concatenate(part) for part in zip(*shown, strict=True))
+            self.recorder.images(position.step, truth[:images], found[:images])
+        self._say(f"epoch {epoch:.2f}: dev loss {loss:.4f}, Pearson {correlation:.4f}")
+        if np.isfinite(loss) and (position.best is None or loss < position.best):
+            position.best = loss
+            parts = self._parts()
+            self._save("best", {name: parts[name] for name in ("weights", "ema")})
+
+    def _log(self) -> None:
+        """One line of metrics over the steps since the last one, averaged over ranks."""
+        sums = np.mean(self.ranks.collect(self.step.sums.numpy()), axis=0)
+        self.step.sums.assign(tf.zeros_like(self.step.sums))
+        totals = dict(zip(SUMS, sums.tolist(), strict=True))
+        steps, step = totals["steps"], self.position.step
+        self.clock.move(totals["reduction_s"], "compute", "reduction")
+        before, self.log_mark = self.log_mark, self._mark()
+        spent = {name: seconds - before[name] for name, seconds in self.log_mark.items()}
+        training = spent["wall"] - spent["evaluation"] - spent["checkpoint"] - spent["compile"]
+        samples = steps * self.experiment.train.batch * self.ranks.size
+        last = tf.constant(step - 1, tf.int64)
+        self.recorder.metrics(
+            "train",
+            step,
+            epoch=step / self.feed.steps_per_epoch,
+            loss=totals["loss"] / steps,
+            gradient_norm=totals["gradient_norm"] / max(1.0, steps - totals["skipped"]),
+            skipped=totals["skipped"],
+            lr=float(self.optimizer.learning_rate(last)),
+            loss_scale=float(self.scaler.scale),
+            samples_per_s=samples / max(training, 1e-9),
+            **{f"{name}_s": spent[name] / steps for name in ("data", "compute", "reduction")},
+        )
+
+    def _mark(self) -> dict[str, float]:
+        return self.clock.totals | {"wall": time.perf_counter()}
+
+    def _parts(self) -> dict[str, Sequence[Any]]:
+        """The state of the run by name, as checkpoints hold it."""
+        return {
+            "weights": [variable.value for variable in self.model.variables],
+            "optimizer": self.optimizer.state(),
+            "scaler": self.scaler.state(),
+            "ema": self.optimizer.ema,
+        }
+
+    def _resume(self) -> Position:
+        """The position of the last checkpoint, its state set on all ranks; or the start."""
+        ranks, steps = self.ranks, self.feed.steps_per_epoch
+        source = checkpoint.path(self.experiment.run, "last")
+        if not ranks.share(source.exists()):
+            return Position(ranks=ranks.size, steps_per_epoch=steps)
+        position = checkpoint.restore(source, self._parts(), self.signature, ranks)
+        position.rescale(ranks.size, steps)
+        if position.pending:
+            self.step.sums.assign(position.pending[ranks.rank])
+        self._say(f"resuming at step {position.step:,} from {source}")
+        return position
+
+    def _save(self, which: str, parts: dict[str, Sequence[Any]]) -> None:
+        begun = time.perf_counter()
+        self.watchdog.beat("a checkpoint")
+        self.position.pending = self.ranks.collect(self.step.sums.numpy().tolist())
+        with self.clock.phase("checkpoint"), self.ranks.together("writing a checkpoint"):
+            if self.ranks.rank == 0:
+                self.position.clock = dict(self.clock.totals)
+                target = checkpoint.path(self.experiment.run, which)
+                checkpoint.save(target, self.position, parts, self.signature)
+        self.save_seconds = time.perf_counter() - begun
+
+    def _announce(self) -> None:
+        """What is about to run, for people and for the MLPerf log."""
+        settings, size, feed = self.experiment.train, self.ranks.size, self.feed
+        weights = sum(int(np.prod(each.shape)) for each in self.model.trainable_variables)
+        self._say(
+            f"{size} rank{'s' if size > 1 else ''}, batch {settings.batch} a rank, "
+            f"{feed.train.count:,} training and {feed.dev.count:,} dev samples, "
+            f"{feed.steps_per_epoch:,} steps an epoch"
+        )
+        self._say(
+            f"{weights:,} weights in {len(self.model.trainable_variables)} tensors, "
+            f"{len(self.groups)} reduction groups, "
+            f"{3 * flops.count(self.model) / 1e9:.2f} GFLOP a training sample"
+        )
+        for key, value in {
+            "submission_benchmark": self.experiment.name,
+            "global_batch_size": settings.batch * size,
+            "train_samples": feed.train.count,
+            "eval_samples": feed.dev.count,
+            "seed": self.experiment.seed,
+            "opt_name": settings.optimizer.name,
+            "opt_base_learning_rate": settings.optimizer.lr,
+            "number_of_ranks": size,
+        }.items():
+            self.recorder.event(key, value)
+
+    def _conclude(self, stopped: str | None) -> None:
+        """The final line: samples/s and where the time went."""
+        step, totals = self.position.step, self.clock.totals
+        busy = totals["data"] + totals["compute"] + totals["reduction"]
+        samples = step * self.experiment.train.batch * self.ranks.size
+        self._say(
+            f"{'stopped by ' + stopped if stopped else 'done'} at step {step:,}: "
+            f"{samples / max(busy, 1e-9):.1f} samples/s; {self.clock.split()}"
+        )
+
+    def _say(self, message: str) -> None:
+        say(f"train: {message}", rank=self.ranks.rank)
+
+
+def plan_groups(experiment: Experiment, variables: Sequence[Any]) -> list[list[int]]:
+    """Groups of the gradients of `variables` by `reduction.planner`, last layers first."""
+    wire_bytes = {"fp32": 4, "fp16": 2, "bf16": 2}[experiment.reduction.wire]
+    gradients = [
+        grouping.Gradient(
+            index=index,
+            scope=variable.path.rsplit("/", 1)[0],
+            bytes=int(np.prod(variable.shape)) * wire_bytes,
+            ready=float(len(variables) - index),
+        )
+        for index, variable in enumerate(variables)
+    ]
+    return grouping.plan(experiment.reduction.planner, gradients)
