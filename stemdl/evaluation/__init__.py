@@ -1,0 +1,1 @@
+"""Scores, baselines, figures and the report of a trained run."""
