@@ -1,7 +1,8 @@
 """Checkpoints: everything that a run is, in one HDF5 file that appears whole or not at all.
 
 `last.h5` holds weights, optimizer, loss scaler, averaged weights and position: what a run resumes
-from. `best.h5` holds the weights of the best validation, for evaluation. Rank 0 reads and writes; arrays travel to the other ranks over MPI.
+from. `best.h5` holds the weights of the best validation, for evaluation. Rank 0 reads and writes;
+arrays travel to the other ranks over MPI.
 """
 
 import json
