@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from stemdl.errors import UserError
 
 # What launchers set for the processes they start: mpich and srun with PMI, Open MPI, jsrun, flux.
@@ -35,6 +37,15 @@ class Ranks:
     def collect(self, value: Any) -> list[Any]:
         """Every rank's `value`, in rank order, on every rank."""
         return [value] if self.comm is None else self.comm.allgather(value)
+
+    def total(self, values: np.ndarray) -> np.ndarray:
+        """The sum of every rank's array, the same bits on every rank. Memory: one array a rank."""
+        if self.comm is None:
+            return values
+        result = np.empty_like(values)
+        self.comm.Reduce(values, result, root=0)
+        self.comm.Bcast(result, root=0)
+        return result
 
     def barrier(self) -> None:
         if self.comm is not None:

@@ -13,6 +13,7 @@ file system, reads as any other. No handle outlives the call that opened it, so 
 docs/data-format.md describes the layout for other programs.
 """
 
+import math
 import os
 import zlib
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ import numpy as np
 
 from stemdl import files
 from stemdl.errors import UserError
+from stemdl.ranks import Ranks
 
 FORMAT = "stemdl.shard/1"
 DTYPES = ("float16", "float32", "uint16")
@@ -97,6 +99,17 @@ class Shard:
     axes: Axes
     cbed_unit: str
     provenance: str
+    first: int = 0  # row of the file at which these samples begin
+
+    @property
+    def cbed_bytes(self) -> int:
+        """Bytes of one sample's patterns."""
+        return math.prod(self.cbed_shape) * self.cbed_dtype.itemsize
+
+    @property
+    def potential_bytes(self) -> int:
+        """Bytes of one sample's potential."""
+        return math.prod(self.potential_shape or (0,)) * self.potential_dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -106,6 +119,7 @@ class Split:
     directory: Path
     name: str
     shards: tuple[Shard, ...]
+    node_part: bool = False  # only what this node holds: other nodes have other samples
 
     @cached_property
     def starts(self) -> np.ndarray:
@@ -127,6 +141,10 @@ class Split:
     @property
     def axes(self) -> Axes:
         return self.shards[0].axes
+
+    def place(self, ranks: Ranks) -> tuple[int, int]:
+        """This rank's number among the ranks that share these samples, and how many they are."""
+        return (ranks.local_rank, ranks.local_size) if self.node_part else (ranks.rank, ranks.size)
 
 
 def write(
@@ -235,7 +253,7 @@ def read_samples(shard: Shard, rows: Sequence[int] | np.ndarray) -> dict[str, np
                 dataset = file[name]
                 out = np.empty((len(rows), *dataset.shape[1:]), dataset.dtype)
                 for place, row in enumerate(rows):
-                    dataset.read_direct(out, np.s_[int(row)], np.s_[place])
+                    dataset.read_direct(out, np.s_[shard.first + int(row)], np.s_[place])
                 found[name] = out
         return found
 
@@ -243,14 +261,14 @@ def read_samples(shard: Shard, rows: Sequence[int] | np.ndarray) -> dict[str, np
 def read_table(shard: Shard) -> np.ndarray:
     """The shard's (N,) SAMPLE records."""
     with _reading(shard.path) as file:
-        return file["sample"][:].astype(SAMPLE)
+        return file["sample"][shard.first : shard.first + shard.count].astype(SAMPLE)
 
 
 def read_columns(shard: Shard, row: int) -> np.ndarray:
     """The COLUMN records of one sample."""
     with _reading(shard.path) as file:
         columns = file["columns"][:].astype(COLUMN)
-    return columns[columns["sample"] == row]
+    return columns[columns["sample"] == shard.first + row]
 
 
 def verify(path: str | Path) -> None:
