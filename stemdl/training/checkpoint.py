@@ -148,7 +148,7 @@ def load_model(run: Path, which: str) -> tuple[keras.Model, Normaliser, Experime
     source = path(run, which)
     shapes = read_shapes(source)
     text = signature(experiment, *shapes)
-    _, parts = load(source, text, ["weights", "ema"])
+    _, parts = load(source, text, ["weights", "averages"])
     model = layouts.build(
         experiment.network,
         *shapes,
@@ -157,8 +157,8 @@ def load_model(run: Path, which: str) -> tuple[keras.Model, Normaliser, Experime
     )
     for variable, value in zip(model.variables, parts["weights"], strict=True):
         variable.assign(value)
-    if parts.get("ema"):
-        for variable, value in zip(model.trainable_variables, parts["ema"], strict=True):
+    if parts.get("averages"):
+        for variable, value in zip(model.trainable_variables, parts["averages"], strict=True):
             variable.assign(value)
     return model, normalise.load(run / "normalisation.npz"), experiment
 

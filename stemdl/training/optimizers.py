@@ -47,13 +47,16 @@ class Optimizer:
         self._weights = [variable.value for variable in variables]
         self._updates = tf.Variable(0, dtype=tf.int64, trainable=False, name="updates")
         slots = 2 if settings.optimizer.name == "adam" else 1
-        self._slots = [[_zeros(weight) for weight in self._weights] for _ in range(slots)]
-        self.averages = [_zeros(weight) for weight in self._weights] if settings.ema else []
+        self._slots = [
+            [tf.Variable(tf.zeros_like(weight), trainable=False) for weight in self._weights]
+            for _ in range(slots)
+        ]
+        averaged = self._weights if settings.ema is not None else []
+        self.averages = [tf.Variable(weight, trainable=False) for weight in averaged]
 
     def state(self) -> list[tf.Variable]:
-        """Everything to save and restore beside the weights, in a fixed order."""
-        slots = [variable for slot in self._slots for variable in slot]
-        return [self._updates, *slots, *self.averages]
+        """All to save and restore beside the weights and `averages`, in a fixed order."""
+        return [self._updates, *(variable for slot in self._slots for variable in slot)]
 
     def apply(self, gradients: Sequence[tf.Tensor], step: tf.Tensor, finite: tf.Tensor) -> None:
         """Update weights and state in place; nothing changes where `finite` (bool scalar) is False.
@@ -189,7 +192,3 @@ def _ema_decay(count: tf.Tensor, decay: float) -> tf.Tensor:
     0 at the first update: the average then is the weights, whatever it held before.
     """
     return tf.minimum(decay, (count - 1) / (count + 8))
-
-
-def _zeros(like: tf.Variable) -> tf.Variable:
-    return tf.Variable(tf.zeros(like.shape, tf.float32), trainable=False)

@@ -9,7 +9,8 @@ seed and the position, so that a run that was cut ends where the unbroken one wo
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,7 +186,7 @@ class Trainer:
         self.recorder.start("eval_start", epoch_num=position.epoch)
         sums = np.zeros(3)
         shown: list[tuple[np.ndarray, np.ndarray]] = []
-        with self.clock.phase("evaluation"), self.optimizer.averaged_weights():
+        with self.clock.phase("evaluation"), self._averaged_weights():
             for batch in self.feed.validation():
                 self.watchdog.beat("validation")
                 part, found = self.validation(batch)
@@ -205,7 +206,20 @@ class Trainer:
         if np.isfinite(loss) and (position.best is None or loss < position.best):
             position.best = loss
             parts = self._parts()
-            self._save("best", {name: parts[name] for name in ("weights", "ema")})
+            self._save("best", {name: parts[name] for name in ("weights", "averages")})
+
+    @contextmanager
+    def _averaged_weights(self) -> Iterator[None]:
+        """The network holds the averaged weights (train.ema), if there are any."""
+        weights = [variable.value for variable in self.model.trainable_variables]
+        averages = self.optimizer.averages
+        if averages:
+            optimizers.exchange(weights, averages)
+        try:
+            yield
+        finally:
+            if averages:
+                optimizers.exchange(weights, averages)
 
     def _log(self) -> None:
         """One line of metrics over the steps since the last one, averaged over ranks."""
@@ -241,7 +255,7 @@ class Trainer:
             "weights": [variable.value for variable in self.model.variables],
             "optimizer": self.optimizer.state(),
             "scaler": self.scaler.state(),
-            "ema": self.optimizer.ema,
+            "averages": self.optimizer.averages,
         }
 
     def _resume(self) -> Position:
