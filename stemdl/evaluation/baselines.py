@@ -60,13 +60,10 @@ def icom(cbed: NDArray, axes: Axes, shape: tuple[int, int]) -> Array:
         cbed: patterns (N, Sy, Sx, Ky, Kx) [any unit], optic axis at pixel (Ky // 2, Kx // 2).
         shape: (H, W) of the potential.
     """
-    patterns = cbed.astype(np.float64)
-    intensity = patterns.sum((-2, -1))
     ky, kx = (_frequencies(count, axes.detector_step) for count in cbed.shape[-2:])
-    gradient = [
-        2 * np.pi * _over(np.einsum("...yx,y->...", patterns, ky), intensity),
-        2 * np.pi * _over(np.einsum("...yx,x->...", patterns, kx), intensity),
-    ]
+    along_y, along_x = (cbed.sum(axis, dtype=np.float64) for axis in (-1, -2))
+    intensity = along_y.sum(-1)
+    gradient = (2 * np.pi * _over(moment, intensity) for moment in (along_y @ ky, along_x @ kx))
     gradient_y, gradient_x = (each - each.mean((-2, -1), keepdims=True) for each in gradient)
     return _on_pixels(_integrated(gradient_y, gradient_x, axes.scan_step), axes, shape)
 
@@ -96,8 +93,8 @@ def adf(
             f"bright-field disc of {semi_angle:g} mrad: no annular dark field; "
             "set evaluate.baselines=false"
         )
-    patterns = cbed.astype(np.float64)
-    signal = _over(patterns[..., annulus].sum(-1), patterns.sum((-2, -1)))
+    scattered = cbed[..., annulus].sum(-1, dtype=np.float64)
+    signal = _over(scattered, cbed.sum((-2, -1), dtype=np.float64))
     return _on_pixels(_series(signal, np.cos, np.cos), axes, shape)
 
 
