@@ -137,7 +137,6 @@ def _suggest(where: str) -> str:
     known = set(keys())
     known |= {key.rsplit(".", depth)[0] for key in known for depth in range(1, key.count(".") + 1)}
     leaf = where.rsplit(".", 1)[-1]
-    near = difflib.get_close_matches(where, known, n=1, cutoff=0.75)
-    near = near or [key for key in sorted(known) if key.rsplit(".", 1)[-1] == leaf][:1]
-    near = near or difflib.get_close_matches(where, known, n=1, cutoff=0.5)
+    same_name = [key for key in known if key.rsplit(".", 1)[-1] == leaf]
+    near = difflib.get_close_matches(where, sorted(same_name or known), n=1, cutoff=0.4)
     return f"; did you mean {near[0]!r}?" if near else ""

@@ -156,6 +156,15 @@ class Network(Section):
     bottleneck_layers: PositiveInt = Field(4, description="dense layers at the coarsest level")
     kernel: PositiveInt = Field(3, description="width of the dense layers' kernels [pixels]")
     initial_kernel: PositiveInt = Field(3, description="width of the first convolution [pixels]")
+    fine_channels: PositiveInt = Field(
+        32, description="channels after each step up to the potential's sampling"
+    )
+    fine_layers: NonNegativeInt = Field(1, description="dense layers after each such step")
+    up_kernel: PositiveInt | None = Field(
+        None,
+        description="width of transposed convolutions [pixels]; null: their stride, so that each "
+        "pixel is written once; the paper's code has 1",
+    )
     dropout: Fraction = Field(0.0, description="dropout after each dense layer in training")
     batch_norm: bool = Field(False, description="batch normalisation in transitions down")
 
@@ -187,7 +196,7 @@ class Reduction(Section):
         "group for each layer scope, the paper's), equal:N (N groups), bytes:SIZE (such as "
         "bytes:25MB), optimal (ends the communication soonest)",
     )
-    wire: Literal["fp32", "fp16", "bf16"] = Field("fp32", description="dtype on the network")
+    wire: Literal["fp32", "fp16"] = Field("fp32", description="dtype on the network")
     cache_capacity: NonNegativeInt = Field(1024, description="response cache (bitvector) [tensors]")
     cycle_time: PositiveFloat = Field(1.0, description="Horovod's negotiation cycle [ms]")
     fusion_threshold: NonNegativeFloat = Field(128, description="fusion buffer [MiB]")
@@ -201,12 +210,16 @@ class Reduction(Section):
 
 
 class Loss(Section):
+    """What is minimised."""
+
     name: Literal["l1", "mse", "huber"] = Field("l1", description="on the normalised potential")
     huber_delta: PositiveFloat = Field(1.0, description="where Huber turns linear [deviations]")
 
 
 class Optimizer(Section):
-    name: Literal["adam", "sgd"] = "adam"
+    """How gradients become updates."""
+
+    name: Literal["adam", "sgd"] = Field("adam", description="sgd has Nesterov's momentum")
     lr: PositiveFloat = Field(1e-3, description="peak learning rate for one rank")
     scale_with_ranks: bool = Field(False, description="multiply the peak rate by the ranks")
     beta_1: Fraction = Field(0.9, description="Adam's first moment")
@@ -220,14 +233,21 @@ class Optimizer(Section):
 
 
 class Schedule(Section):
-    name: Literal["constant", "cosine", "exponential"] = "cosine"
+    """The learning rate over the run."""
+
+    name: Literal["constant", "cosine", "exponential"] = Field(
+        "cosine", description="shape of the learning rate after the warm-up"
+    )
     warmup: NonNegativeFloat = Field(1.0, description="linear warm-up [epochs]")
     decay: PositiveFloat = Field(0.99, le=1, description="exponential: factor a decay period")
     decay_epochs: PositiveFloat = Field(2.0, description="exponential: decay period [epochs]")
+    staircase: bool = Field(True, description="exponential: by whole periods; false: smoothly")
     floor: Fraction = Field(0.01, description="cosine: final rate as a part of the peak")
 
 
 class Precision(Section):
+    """Compute dtype and loss scaling."""
+
     compute: Literal["fp32", "fp16", "bf16"] = Field("fp32", description="weights stay fp32")
     scaler: Literal["none", "backoff", "logmax"] = Field("none", description="loss scaler")
     growth_steps: PositiveInt = Field(2000, description="backoff: clean steps before doubling")
@@ -263,7 +283,7 @@ class Train(Section):
 class Evaluate(Section):
     """Scores on a split that training never saw."""
 
-    split: Literal["test", "dev", "train"] = "test"
+    split: Literal["test", "dev", "train"] = Field("test", description="which split")
     batch: PositiveInt = Field(16, description="samples a step")
     checkpoint: Literal["best", "last"] = Field("best", description="which weights")
     match_radius: PositiveFloat = Field(0.5, description="farthest match of two columns [Å]")
@@ -298,5 +318,10 @@ class Experiment(Section):
             raise ValueError(
                 "train.precision.compute is fp16, which needs train.precision.scaler: "
                 "backoff or logmax"
+            )
+        if self.train.batch % self.train.accumulate:
+            raise ValueError(
+                f"train.accumulate is {self.train.accumulate}, wanted a divisor of train.batch, "
+                f"{self.train.batch}"
             )
         return self

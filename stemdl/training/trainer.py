@@ -22,6 +22,7 @@ from stemdl.console import progress, say
 from stemdl.network import flops, layouts
 from stemdl.ranks import Ranks
 from stemdl.reduction import grouping, levers
+from stemdl.reduction.allreduce import WIRE
 from stemdl.schema import Experiment
 from stemdl.training import checkpoint, devices, optimizers, precision
 from stemdl.training.checkpoint import Position
@@ -324,7 +325,7 @@ class Trainer:
 
 def plan_groups(experiment: Experiment, variables: Sequence[Any]) -> list[list[int]]:
     """Groups of the gradients of `variables` by `reduction.planner`, last layers first."""
-    wire_bytes = {"fp32": 4, "fp16": 2, "bf16": 2}[experiment.reduction.wire]
+    wire_bytes = WIRE[experiment.reduction.wire].size
     gradients = [
         grouping.Gradient(
             index=index,
