@@ -24,25 +24,9 @@ class Operation:
 
 # No work on the device: views, shapes, constants, variables handed on.
 _FREE = frozenset(
-    [
-        "Const",
-        "Placeholder",
-        "Identity",
-        "IdentityN",
-        "ReadVariableOp",
-        "VarHandleOp",
-        "Reshape",
-        "Shape",
-        "ShapeN",
-        "Size",
-        "Rank",
-        "NoOp",
-        "ExpandDims",
-        "Squeeze",
-        "StopGradient",
-        "PreventGradient",
-        "BroadcastGradientArgs",
-    ]
+    ["Const", "Placeholder", "Identity", "IdentityN", "ReadVariableOp", "VarHandleOp", "NoOp"]
+    + ["Reshape", "Shape", "ShapeN", "Size", "Rank", "ExpandDims", "Squeeze"]
+    + ["StopGradient", "PreventGradient", "BroadcastGradientArgs"]
 )
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _LOOPS = ("While", "StatelessWhile")
@@ -104,9 +88,7 @@ def _callee(graph: tf.Graph, name: str) -> tf.Graph:
 def _cost(graph: tf.Graph, op: tf.Operation) -> tuple[float, float, float]:
     """(FLOPs, bytes, launches) of one operation."""
     if op.type in _LOOPS:
-        # The second input is Keras' and tf.while_loop's bound on the turns. Unknown: one turn.
-        turns = tf.get_static_value(op.inputs[1]) if len(op.inputs) > 1 else None
-        turns = float(turns) if turns is not None and turns.ndim == 0 and turns > 0 else 1.0
+        turns = _turns(op)
         flops, moved, launches = _total(_callee(graph, op.get_attr("body").name))
         return turns * flops, turns * moved, turns * launches
     if op.type in _BRANCHES:
@@ -119,6 +101,15 @@ def _cost(graph: tf.Graph, op: tf.Operation) -> tuple[float, float, float]:
         return 0.0, 0.0, 0.0
     moved = sum(_bytes(each) for each in [*op.inputs, *op.outputs])
     return _flops(op), moved, 1.0
+
+
+def _turns(loop: tf.Operation) -> float:
+    """The bound on the turns, which tf.while_loop makes the second input; 1 if it is not known."""
+    bound = loop.inputs[1]
+    while bound.op.type in ("Identity", "Max"):  # Keras takes the largest of one number
+        bound = bound.op.inputs[0]
+    value = tf.get_static_value(bound)
+    return float(value) if value is not None and value.ndim == 0 and value > 0 else 1.0
 
 
 def _total(graph: tf.Graph) -> tuple[float, float, float]:

@@ -107,6 +107,15 @@ def test_calls_are_inlined_loops_counted_and_the_dearest_branch_taken():
     assert flops_of(branch, a, b) == 2 * once
 
 
+def test_a_recurrent_layer_costs_its_steps():
+    steps, features, units, batch = 12, 6, 8, 4
+    model = keras.Sequential([keras.Input((steps, features)), keras.layers.LSTM(units)])
+    operations, outputs = traced(model, batch)
+    forward = MULTIPLY_ADD * batch * steps * (features + units) * 4 * units
+    assert sum(each.flops for each in operations) == pytest.approx(3 * forward, rel=0.1)
+    assert None not in outputs
+
+
 def test_gradients_of_a_chain_are_ready_in_reverse_and_take_the_time_of_the_rates():
     operations, outputs = traced(chain())
     predicted = timeline.predict(operations, outputs, RATES)
