@@ -1,25 +1,22 @@
-"""Losses on the normalised potential: pure functions (prediction, target, weight) -> scalar.
+"""Losses and scores on the normalised potential: pure functions of float32 arithmetic.
 
-`prediction` and `target` are (B, H, W), `weight` is (B,). Arithmetic is in float32 whatever the
-compute dtype. A sample's loss is the mean over its pixels; the batch's is the weighted mean over
-samples, so that a weight of 0 (padding) leaves a sample out and a batch of padding alone gives 0.
+`prediction` and `target` are (B, H, W) of any float dtype, `weight` is (B,). A sample's loss is the
+mean over its pixels; the batch's is the weighted mean over samples. A weight of 0 (padding) leaves
+a sample out, whatever it holds; a batch of padding alone has a loss of 0.
 """
-
-from collections.abc import Callable
 
 import tensorflow as tf
 
 from stemdl import schema
 
-Loss = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 
-
-def create(settings: schema.Loss) -> Loss:
-    """The loss that the experiment names."""
+def loss(
+    settings: schema.Loss, prediction: tf.Tensor, target: tf.Tensor, weight: tf.Tensor
+) -> tf.Tensor:
+    """The loss that the experiment names; float32 scalar."""
     if settings.name == "huber":
-        delta = settings.huber_delta
-        return lambda prediction, target, weight: huber(prediction, target, weight, delta)
-    return {"l1": l1, "mse": mse}[settings.name]
+        return huber(prediction, target, weight, settings.huber_delta)
+    return {"l1": l1, "mse": mse}[settings.name](prediction, target, weight)
 
 
 def l1(prediction: tf.Tensor, target: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
@@ -37,6 +34,18 @@ def huber(prediction: tf.Tensor, target: tf.Tensor, weight: tf.Tensor, delta: fl
     size = tf.abs(_difference(prediction, target))
     inner = tf.minimum(size, delta)
     return _mean(inner * (size - 0.5 * inner), weight)
+
+
+def pearson(prediction: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
+    """Pearson's correlation over the pixels of each sample; (B,) float32, 0 for a flat sample."""
+    first, second = (_centred(prediction), _centred(target))
+    spread = tf.norm(first, axis=(1, 2)) * tf.norm(second, axis=(1, 2))
+    return tf.math.divide_no_nan(tf.reduce_sum(first * second, axis=(1, 2)), spread)
+
+
+def _centred(images: tf.Tensor) -> tf.Tensor:
+    images = tf.cast(images, tf.float32)
+    return images - tf.reduce_mean(images, axis=(1, 2), keepdims=True)
 
 
 def _difference(prediction: tf.Tensor, target: tf.Tensor) -> tf.Tensor:

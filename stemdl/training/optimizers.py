@@ -7,7 +7,6 @@ a function of the global step alone, so a resumed run goes on with the rate it h
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import keras
 import tensorflow as tf
@@ -61,8 +60,8 @@ class Optimizer:
     def apply(self, gradients: Sequence[tf.Tensor], step: tf.Tensor, finite: tf.Tensor) -> None:
         """Update weights and state in place; nothing changes where `finite` (bool scalar) is False.
 
-        `gradients` are in the order of the weights, reduced and unscaled; `step` is the global step,
-        counted from 0, skipped steps included.
+        `gradients` are in the order of the weights, reduced and unscaled; `step` is the global
+        step, counted from 0, skipped steps included.
         """
         options = self._settings.optimizer
         rate = self.learning_rate(step)
@@ -73,17 +72,14 @@ class Optimizer:
         for index, (weight, gradient) in enumerate(zip(self._weights, gradients, strict=True)):
             slots = [slot[index] for slot in self._slots]
             gradient = larc(gradient, weight, rate, options)
-            if options.name == "adam":
-                change, *moved = adam(gradient, *slots, count, options)
-            else:
-                change, *moved = nesterov(gradient, *slots, options.momentum)
+            change, moved = _rule(gradient, slots, count, options)
             if weight.shape.rank > 1:  # kernels, not biases or batch normalisation
                 change += options.weight_decay * weight
             moved_weight = weight - rate * change
             # Choosing, not multiplying by 0, keeps NaN out of the state.
             for variable, new in zip([weight, *slots], [moved_weight, *moved], strict=True):
                 variable.assign(tf.where(finite, new, variable))
-            if self.averages:
+            if self._settings.ema is not None:
                 average = self.averages[index]
                 new = average + (1 - _ema_decay(count, self._settings.ema)) * (weight - average)
                 average.assign(tf.where(finite, new, average))
@@ -184,6 +180,17 @@ def exponential(step: tf.Tensor, period: float, decay: float, staircase: bool) -
     """`decay` to the power of the periods gone by: whole periods, or smoothly."""
     periods = step / period
     return tf.pow(decay, tf.floor(periods) if staircase else periods)
+
+
+def _rule(
+    gradient: tf.Tensor, slots: list[tf.Variable], count: tf.Tensor, options: schema.Optimizer
+) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """(change at unit rate, new slots) by the rule that the experiment names."""
+    if options.name == "adam":
+        change, mean, square = adam(gradient, slots[0], slots[1], count, options)
+        return change, [mean, square]
+    change, velocity = nesterov(gradient, slots[0], options.momentum)
+    return change, [velocity]
 
 
 def _ema_decay(count: tf.Tensor, decay: float) -> tf.Tensor:

@@ -41,16 +41,6 @@ def create(settings: schema.Precision) -> Scaler:
     return Unscaled()
 
 
-def examine(gradients: list[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-    """Whether all values are finite (bool scalar), and the largest magnitude (float32 scalar).
-
-    The magnitude means nothing when the first is False: maxima do not keep NaN on every device.
-    """
-    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(each)) for each in gradients])
-    largest = tf.reduce_max([tf.reduce_max(tf.abs(each)) for each in gradients])
-    return finite, tf.cast(largest, tf.float32)
-
-
 @dataclass(frozen=True)
 class Unscaled:
     """No loss scaling: float32 and bfloat16 have range enough."""
