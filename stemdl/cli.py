@@ -29,11 +29,12 @@ any key of the experiment file can be set by its dotted path:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; return the exit code (0 done, 2 user's mistake, 75 stopped early)."""
-    parsed = _parser().parse_args(arguments)
+    parsed = parser().parse_args(arguments)
     return command.run(lambda: parsed.run(parsed))
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The command line of `stemdl`."""
     parser = argparse.ArgumentParser(
         prog="stemdl",
         description=stemdl.__doc__,

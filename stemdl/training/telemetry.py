@@ -4,6 +4,7 @@ Rank 0 writes; the other ranks hold silent recorders with the same methods.
 """
 
 import json
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from mlperf_logging.mllog.mllog import MLLogger
 
+import stemdl
 from stemdl import files
 
 PHASES = ("compile", "data", "compute", "reduction", "evaluation", "checkpoint")
@@ -110,13 +113,10 @@ def _step(line: str) -> float:
         return float("inf")
 
 
-def _mlperf_logger(path: Path) -> Any:
+def _mlperf_logger(path: Path) -> MLLogger:
     """mlperf-logging's logger, writing to `path` alone and not to the console."""
-    import logging
-
-    from mlperf_logging import mllog
-
     logger = logging.Logger(f"mlperf:{path}")
-    mllog_logger = mllog.MLLogger(logger=logger, default_namespace="stemdl")
     logger.addHandler(logging.FileHandler(path))
-    return mllog_logger
+    root = str(Path(stemdl.__file__).parent.parent)
+    # The caller that an event names is the caller of Recorder, one frame further up.
+    return MLLogger(logger, default_namespace="stemdl", default_stack_offset=2, root_dir=root)
