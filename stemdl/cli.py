@@ -76,25 +76,28 @@ def _experiment_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _stage(parsed: argparse.Namespace) -> int:
     experiment = config.load(parsed.config, parsed.overrides)
+    here = ranks.discover()  # first: ranks that do not see each other are refused at once
     from stemdl.data import staging
 
-    staging.stage(experiment, ranks.discover())
+    staging.stage(experiment, here)
     return 0
 
 
 def _train(parsed: argparse.Namespace) -> int:
     experiment = config.load(parsed.config, parsed.overrides)
+    here = ranks.discover()  # first: ranks that do not see each other are refused at once
     from stemdl.training import trainer
 
-    outcome = trainer.train(experiment, ranks.discover(), started=STARTED)
+    outcome = trainer.train(experiment, here, started=STARTED)
     return 0 if outcome.stopped is None else EXIT_INTERRUPTED
 
 
 def _evaluate(parsed: argparse.Namespace) -> int:
     experiment = config.load(parsed.config, parsed.overrides)
+    here = ranks.discover()  # first: ranks that do not see each other are refused at once
     from stemdl.evaluation import report
 
-    report.evaluate(experiment, ranks.discover())
+    report.evaluate(experiment, here)
     return 0
 
 

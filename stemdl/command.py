@@ -1,5 +1,6 @@
 """Run a command: a user's mistake becomes one line and an exit code, the same on every rank."""
 
+import contextlib
 import sys
 import traceback
 from collections.abc import Callable
@@ -23,15 +24,17 @@ def run(main: Callable[[], int]) -> int:
     try:
         return main()
     except UserError as error:
-        if ranks.discover().rank == 0:
+        if ranks.speaks():
             print(f"stemdl: {error}", file=sys.stderr, flush=True)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         return EXIT_CTRL_C
     except Exception:
-        here = ranks.discover()
-        where = f"rank {here.rank} of {here.size}: " if here.size > 1 else ""
+        by = ranks.launched()
+        where = f"rank {by.rank}: " if by is not None and by.size != 1 else ""
         print(f"stemdl: {where}{traceback.format_exc()}", file=sys.stderr, flush=True)
-        if here.size > 1:
-            ranks.stop_all(here, EXIT_DEFECT)
+        with contextlib.suppress(UserError):  # no MPI between the ranks: nobody waits
+            here = ranks.discover()
+            if here.size > 1:
+                ranks.stop_all(here, EXIT_DEFECT)
         return EXIT_DEFECT
