@@ -61,7 +61,7 @@ def measure(split: shards.Split, settings: schema.Data, ranks: Ranks) -> Normali
         raise UserError(
             f"{split.directory / split.name}: holds no potentials, so nothing to learn from"
         )
-    detector = split.cbed_shape[2:]
+    detector: tuple[int, ...] = split.cbed_shape[2:]
     # Count, sum and sum of squares, of the patterns at each detector pixel and of the potential.
     pixels = int(np.prod(detector))
     sums = np.zeros(2 * pixels + 4)

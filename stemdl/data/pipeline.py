@@ -1,0 +1,282 @@
+"""Shards -> tensors: reading, decoding, normalising and augmenting while the network trains.
+
+    batches = training(split, normaliser, experiment.data, batch=8, seed=0, ranks=ranks, epoch=3)
+    for batch in batches:
+        batch["cbed"], batch["potential"]         # float32, normalised
+
+A batch is a function of (seed, epoch, step): nothing else is remembered, so that any position of a
+run can be entered at once, with the same bits, whatever the number of reader threads. Two ranks
+with batch B see the same global batches as one rank with batch 2 B.
+
+`data.readers` threads each read and prepare a batch at a time and `data.prefetch` batches wait
+ready: a rank holds at most readers + prefetch + 1 batches, whatever the size of the data set.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from stemdl import schema
+from stemdl.data import shards, symmetry
+from stemdl.data.normalise import Normaliser, check_finite
+from stemdl.errors import UserError
+from stemdl.ranks import Ranks
+
+OPEN_FILES = 128  # shards held open by one data set
+
+Sample = dict[str, np.ndarray]
+
+
+def steps_per_epoch(count: int, batch: int, size: int) -> int:
+    """Whole steps that `size` ranks take over `count` samples; the rest waits for other epochs.
+
+    Raises:
+        UserError: not even one.
+    """
+    steps = count // (batch * size)
+    if steps == 0:
+        raise UserError(
+            f"{count} training samples are fewer than one step takes: {size} ranks x "
+            f"train.batch={batch} = {size * batch}; lower train.batch or start fewer ranks"
+        )
+    return steps
+
+
+def training(
+    split: shards.Split,
+    normaliser: Normaliser,
+    settings: schema.Data,
+    *,
+    batch: int,
+    seed: int,
+    ranks: Ranks,
+    epoch: int,
+    start_step: int = 0,
+) -> tf.data.Dataset:
+    """This rank's batches of an epoch from `start_step` on, shuffled and augmented.
+
+    Elements: "cbed" (B, Sy, Sx, Ky, Kx) and "potential" (B, H, W) float32 normalised, "index"
+    (B,) int32 of the sample in the split, "weight" (B,) float32, all 1.
+
+    Raises:
+        UserError: too few samples, or statistics of another detector.
+    """
+    rank, size = split.place(ranks)
+    steps = steps_per_epoch(split.count, batch, size)
+    # One stream of random numbers an epoch; number i of each draw belongs to sample i.
+    random = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch])))
+    places = random.permutation(split.count)[: steps * size * batch].reshape(steps, size, batch)
+    operations = random.integers(
+        symmetry.order(split.cbed_shape, split.potential_shape or ()), size=split.count
+    )
+    levels = random.uniform(0, settings.noise, split.count).astype(np.float32)
+    noise_seed = int(random.integers(2**31))
+
+    read = _reader(split, operations if settings.symmetry else None)
+    weight = np.ones(batch, np.float32)
+
+    def plan(step: int) -> tuple[np.ndarray, np.ndarray]:
+        return places[step, rank].astype(np.int32), weight
+
+    def augment(cbed: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+        if settings.noise == 0:
+            return cbed
+        return _noisy(cbed, tf.gather(levels, index), noise_seed, index)
+
+    return _dataset(
+        split, normaliser, settings, range(start_step, steps), batch, plan, read, augment
+    )
+
+
+def evaluation(
+    split: shards.Split,
+    normaliser: Normaliser,
+    settings: schema.Data,
+    *,
+    batch: int,
+    ranks: Ranks,
+) -> tf.data.Dataset:
+    """This rank's batches of a split: every sample once over all ranks, in order, as it is.
+
+    Elements as in `training`; "potential" only if the split has it. All ranks get the same number
+    of batches: the last ones are filled up with sample 0 at weight 0.
+
+    Raises:
+        UserError: statistics of another detector.
+    """
+    rank, size = split.place(ranks)
+    mine = np.arange(split.count * rank // size, split.count * (rank + 1) // size)
+    most = -(-split.count // size)
+    steps = -(-(max(ranks.collect(most)) if split.node_part else most) // batch)
+    index = np.zeros(steps * batch, np.int32)
+    index[: len(mine)] = mine
+    weight = (np.arange(steps * batch) < len(mine)).astype(np.float32)
+
+    def plan(step: int) -> tuple[np.ndarray, np.ndarray]:
+        part = slice(step * batch, (step + 1) * batch)
+        return index[part], weight[part]
+
+    return _dataset(
+        split, normaliser, settings, range(steps), batch, plan, _reader(split), lambda cbed, _: cbed
+    )
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """Turn what TensorFlow makes of a reader's UserError back into the UserError.
+
+    Wrap the iteration over a data set in it.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        found = re.search(r"UserError: (.*)", error.message)
+        if found is None:
+            raise
+        raise UserError(found[1]) from error
+
+
+def _dataset(
+    split: shards.Split,
+    normaliser: Normaliser,
+    settings: schema.Data,
+    steps: range,
+    batch: int,
+    plan: Callable[[int], tuple[np.ndarray, np.ndarray]],
+    read: Callable[[np.ndarray], Sample],
+    augment: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+) -> tf.data.Dataset:
+    """The elements of `steps`: planned, read, prepared and augmented."""
+    detector = split.cbed_shape[2:]
+    if normaliser.cbed_mean.shape not in ((), detector):
+        raise UserError(
+            f"{split.directory / split.name}: detector is {detector}, wanted "
+            f"{normaliser.cbed_mean.shape} as in the run's normalisation"
+        )
+    shapes: dict[str, tuple[int, ...]] = {"cbed": (batch, *split.cbed_shape)}
+    dtypes = {"cbed": split.shards[0].cbed_dtype}
+    if split.potential_shape is not None:
+        shapes["potential"] = (batch, *split.potential_shape)
+        dtypes["potential"] = split.shards[0].potential_dtype
+
+    def fetch(step: np.int64) -> list[np.ndarray]:
+        index, weight = plan(int(step))
+        return [index, weight, *read(index).values()]
+
+    # Compiled: one pass over memory instead of one for each operation.
+    @tf.function(jit_compile=True, autograph=False)
+    def prepare(stored: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        ready = {"cbed": normaliser.cbed(stored["cbed"])}
+        if "potential" in stored:
+            ready["potential"] = normaliser.potential(stored["potential"])
+        return ready
+
+    @tf.autograph.experimental.do_not_convert
+    def element(step: tf.Tensor) -> dict[str, tf.Tensor]:
+        index, weight, *arrays = tf.numpy_function(
+            fetch, [step], [np.int32, np.float32, *dtypes.values()], stateful=False
+        )
+        index, weight = tf.ensure_shape(index, [batch]), tf.ensure_shape(weight, [batch])
+        stored = {
+            name: tf.ensure_shape(array, shapes[name])
+            for name, array in zip(shapes, arrays, strict=True)
+        }
+        ready = prepare(stored)
+        return {**ready, "cbed": augment(ready["cbed"], index), "index": index, "weight": weight}
+
+    dataset = tf.data.Dataset.range(steps.start, steps.stop)
+    dataset = dataset.map(element, num_parallel_calls=settings.readers, deterministic=True)
+    options = tf.data.Options()
+    options.autotune.enabled = False  # memory stays what the settings say
+    options.threading.private_threadpool_size = settings.readers
+    options.threading.max_intra_op_parallelism = 1
+    return dataset.prefetch(settings.prefetch).with_options(options)
+
+
+def _noisy(cbed: tf.Tensor, level: tf.Tensor, seed: int, index: tf.Tensor) -> tf.Tensor:
+    """(1 - a) x + a u for each sample, u uniform with the mean and deviation of x: 0 and 1."""
+    shape, width = cbed.shape[1:], 3**0.5
+    draws = [
+        tf.random.stateless_uniform(shape, [seed, sample], -width, width, alg="philox")
+        for sample in tf.unstack(index)
+    ]
+    a = tf.reshape(level, (-1, 1, 1, 1, 1))
+    return (1 - a) * cbed + a * tf.stack(draws)
+
+
+def _reader(
+    split: shards.Split, operations: np.ndarray | None = None
+) -> Callable[[np.ndarray], Sample]:
+    """A function from sample indices to their arrays as stored, stacked.
+
+    `operations`: for each sample of the split, the symmetry to apply.
+    """
+    descriptor = lru_cache(OPEN_FILES)(_Descriptor)
+
+    def read(index: np.ndarray) -> Sample:
+        first, count = split.shards[0], len(index)
+        out = {"cbed": _aligned((count, *first.cbed_shape), first.cbed_dtype)}
+        if first.potential_shape is not None:
+            out["potential"] = _aligned((count, *first.potential_shape), first.potential_dtype)
+        for place, sample in enumerate(index):
+            shard, row = shards.locate(split, int(sample))
+            target = {name: array[place] for name, array in out.items()}
+            turn = 0 if operations is None else int(operations[sample])
+            # A sample that is to be turned is read apart and copied once, turned.
+            stored = {k: np.empty_like(v) for k, v in target.items()} if turn else target
+            _read_sample(shard, row, stored, descriptor)
+            check_finite(shard, np.array([row]), {k: v[None] for k, v in stored.items()})
+            if turn:
+                for name, array in stored.items():
+                    target[name][...] = symmetry.apply(turn, array)
+        return out
+
+    return read
+
+
+def _read_sample(
+    shard: shards.Shard, row: int, out: Sample, descriptor: "Callable[[Path], _Descriptor]"
+) -> None:
+    """Fill `out` with one sample, by its byte ranges where the shard is contiguous."""
+    if shard.cbed_offset is None:
+        for name, array in shards.read_samples(shard, [row]).items():
+            out[name][...] = array[0]
+        return
+    file = descriptor(shard.path)  # held, so that it stays open while it is read
+    offsets = {"cbed": shard.cbed_offset, "potential": shard.potential_offset}
+    for name, array in out.items():
+        offset = (offsets[name] or 0) + (shard.first + row) * array.nbytes
+        view = memoryview(array.data).cast("B")
+        while view:
+            count = os.preadv(file.number, [view], offset)
+            if count == 0:
+                raise UserError(f"{shard.path}: ends before row {row}; make or copy it again")
+            view, offset = view[count:], offset + count
+
+
+class _Descriptor:
+    """A file open for reading, closed when the last reader lets go of it."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+
+    def __del__(self) -> None:
+        if hasattr(self, "number"):
+            os.close(self.number)
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An empty array on a 64-byte boundary, which TensorFlow takes over without a copy."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    memory = np.empty(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size].view(dtype).reshape(shape)
