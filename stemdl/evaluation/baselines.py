@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from scipy.constants import c, e, h, m_e
 
 from stemdl.data.shards import Axes
-from stemdl.errors import UserError
 
 Array = NDArray[np.float64]
 
@@ -57,7 +56,7 @@ def icom(cbed: NDArray, axes: Axes, shape: tuple[int, int]) -> Array:
     measured one in least squares.
 
     Args:
-        cbed: patterns (N, Sy, Sx, Ky, Kx) [any unit], optic axis at pixel (Ky // 2, Kx // 2).
+        cbed: patterns (N, Sy, Sx, Ky, Kx) [any unit], centred on the optic axis.
         shape: (H, W) of the potential.
     """
     ky, kx = (_frequencies(count, axes.detector_step) for count in cbed.shape[-2:])
@@ -66,6 +65,13 @@ def icom(cbed: NDArray, axes: Axes, shape: tuple[int, int]) -> Array:
     gradient = (2 * np.pi * _over(moment, intensity) for moment in (along_y @ ky, along_x @ kx))
     gradient_y, gradient_x = (each - each.mean((-2, -1), keepdims=True) for each in gradient)
     return _on_pixels(_integrated(gradient_y, gradient_x, axes.scan_step), axes, shape)
+
+
+def reaches_dark_field(
+    detector: tuple[int, ...], step: float, energy: float, semi_angle: float
+) -> bool:
+    """Whether a detector (Ky, Kx) of pixels `step` [1/Å] has an annulus outside the disc."""
+    return (min(detector) - 1) / 2 * step > _inner(step, energy, semi_angle)
 
 
 def adf(
@@ -80,27 +86,22 @@ def adf(
         shape: (H, W) of the potential.
         energy: [keV].
         semi_angle: [mrad].
-
-    Raises:
-        UserError: the detector ends inside the bright-field disc.
     """
     ky, kx = (_frequencies(count, axes.detector_step) for count in cbed.shape[-2:])
-    radius = semi_angle * 1e-3 / wavelength(energy)
-    annulus = np.hypot(ky[:, None], kx) > radius + axes.detector_step
-    if not annulus.any():
-        raise UserError(
-            f"the detector ends at {ky[-1] * wavelength(energy) * 1e3:.1f} mrad, inside the "
-            f"bright-field disc of {semi_angle:g} mrad: no annular dark field; "
-            "set evaluate.baselines=false"
-        )
+    annulus = np.hypot(ky[:, None], kx) > _inner(axes.detector_step, energy, semi_angle)
     scattered = cbed[..., annulus].sum(-1, dtype=np.float64)
     signal = _over(scattered, cbed.sum((-2, -1), dtype=np.float64))
     return _on_pixels(_series(signal, np.cos, np.cos), axes, shape)
 
 
 def _frequencies(count: int, step: float) -> Array:
-    """Detector coordinates (count,) [1/Å] of pixels `step` wide; pixel count // 2 has 0."""
-    return (np.arange(count) - count // 2) * step
+    """Detector coordinates (count,) [1/Å], 0 in the middle of the detector."""
+    return (np.arange(count) - (count - 1) / 2) * step
+
+
+def _inner(step: float, energy: float, semi_angle: float) -> float:
+    """Inner radius of the annulus [1/Å]: that of the bright-field disc and a detector pixel."""
+    return semi_angle * 1e-3 / wavelength(energy) + step
 
 
 def _over(part: Array, whole: Array) -> Array:

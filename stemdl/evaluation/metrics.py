@@ -84,19 +84,24 @@ def score(truth: Array, image: Array, first: int = 0) -> dict[str, Array]:
     absolute = np.abs(difference)
     rmse = np.sqrt((difference**2).mean(pixels))
     span = np.ptp(truth, axis=pixels)
-    power = np.sqrt((image**2).sum(pixels) * (truth**2).sum(pixels))
     with np.errstate(divide="ignore"):  # a perfect image has an infinite PSNR
         psnr = 20 * np.log10(span / rmse)
-    product = (image * truth).sum(pixels)
     return {
         "mae": absolute.mean(pixels),
         "rmse": rmse,
         "r_factor": absolute.sum(pixels) / np.abs(truth).sum(pixels),
         "psnr": psnr,
         "ssim": similarity(truth, image, span).mean(pixels),
-        # A flat image correlates with nothing.
-        "pearson": np.divide(product, power, out=np.zeros_like(power), where=power > 0),
+        "pearson": pearson(truth, image),
     }
+
+
+def pearson(truth: Array, image: Array) -> Array:
+    """Pearson correlation (N,) of two stacks of images; a flat image correlates with nothing: 0."""
+    truth, image = _centred(truth), _centred(image)
+    power = np.sqrt((image**2).sum((-2, -1)) * (truth**2).sum((-2, -1)))
+    product = (image * truth).sum((-2, -1))
+    return np.divide(product, power, out=np.zeros_like(power), where=power > 0)
 
 
 def similarity(truth: Array, image: Array, span: Array) -> Array:

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from stemdl.data.shards import Axes
-from stemdl.errors import UserError
 from stemdl.evaluation import baselines
 
 ENERGY, SEMI_ANGLE = 100.0, 20.0  # [keV], [mrad]
@@ -126,9 +125,11 @@ def test_adf_takes_nothing_of_the_disc():
     assert (baselines.adf(patterns, AXES, SHAPE, ENERGY, SEMI_ANGLE) == 0).all()
 
 
-def test_adf_needs_pixels_outside_the_disc():
-    with pytest.raises(UserError, match=r"46\.\d mrad, inside the bright-field disc of 80 mrad"):
-        baselines.adf(np.ones((1, *SCAN, 31, 31)), AXES, SHAPE, ENERGY, 80.0)
+def test_dark_field_needs_a_ring_outside_the_disc():
+    def reaches(pixels, semi_angle):
+        return baselines.reaches_dark_field(pixels, 1 / 12, ENERGY, semi_angle)
+
+    assert reaches((31, 31), 20) and not reaches((31, 31), 46) and not reaches((13, 31), 20)
 
 
 def test_patterns_without_electrons_are_no_error():
