@@ -57,6 +57,7 @@ SAMPLE = np.dtype(
         ("elements", "i4"),  # number of different elements
         ("seed", "i8"),
         ("index", "i8"),  # of the sample in the whole data set
+        ("scan_start", "i4", (2,)),  # (y, x) of its first probe in the scan that it was cut from
     ]
 )
 """A row of the dataset `sample`: what was simulated or measured. Text is UTF-8 bytes."""
