@@ -9,7 +9,7 @@ out of range is a UserError that names the file, the key, the value found and th
 import difflib
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
@@ -17,12 +17,23 @@ from pydantic import ValidationError
 from stemdl.errors import UserError
 from stemdl.schema import Experiment, Section
 
+Kind = TypeVar("Kind", bound=Section)
+
 
 def load(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Experiment:
     """Read an experiment file and apply `key=value` overrides (dotted keys, YAML values).
 
     Raises:
         UserError: missing file, bad YAML, unknown key or value out of range.
+    """
+    return build(read(path, overrides), str(path))
+
+
+def read(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> dict[str, Any]:
+    """The tree of plain values in a YAML file, with `key=value` overrides applied; not checked.
+
+    Raises:
+        UserError: missing file or bad YAML.
     """
     path = Path(path)
     try:
@@ -36,15 +47,25 @@ def load(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Exper
         raise UserError(f"{path}: wanted sections such as 'train:', found {type(tree).__name__}")
     for override in overrides:
         _apply(tree, override)
-    return build(tree, str(path))
+    return tree
 
 
 def build(tree: dict[str, Any], source: str) -> Experiment:
     """Check a tree of plain values. `source` is named in errors."""
+    return check(Experiment, tree, source)
+
+
+def check(kind: type[Kind], tree: dict[str, Any], source: str) -> Kind:
+    """Check a tree of plain values against any section, such as a site file's.
+
+    Raises:
+        UserError: names `source` and, for each fault, the key, the value found and that wanted.
+    """
     try:
-        return Experiment.model_validate(_numbers(tree))
+        return kind.model_validate(_numbers(tree))
     except ValidationError as error:
-        raise UserError(f"{source}: {'; '.join(map(_explain, error.errors()))}") from error
+        faults = (_explain(fault, kind) for fault in error.errors())
+        raise UserError(f"{source}: {'; '.join(faults)}") from error
 
 
 def dump(experiment: Experiment) -> str:
@@ -121,20 +142,20 @@ def _numbers(tree: Any) -> Any:
     return tree
 
 
-def _explain(error: Any) -> str:
+def _explain(error: Any, kind: type[Section]) -> str:
     """One of pydantic's errors as: key: found value, wanted what."""
     where = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
-        return f"unknown key {where!r}{_suggest(where)}"
+        return f"unknown key {where!r}{_suggest(where, kind)}"
     wanted = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     if not where:
         return wanted
-    unit = re.search(r"\[[^]]+\]", keys().get(re.sub(r"\.\d+$", "", where), ""))
+    unit = re.search(r"\[[^]]+\]", keys(kind).get(re.sub(r"\.\d+$", "", where), ""))
     return f"{where} is {error['input']!r}, wanted {wanted}{' ' + unit.group() if unit else ''}"
 
 
-def _suggest(where: str) -> str:
-    known = set(keys())
+def _suggest(where: str, kind: type[Section]) -> str:
+    known = set(keys(kind))
     known |= {key.rsplit(".", depth)[0] for key in known for depth in range(1, key.count(".") + 1)}
     leaf = where.rsplit(".", 1)[-1]
     same_name = [key for key in known if key.rsplit(".", 1)[-1] == leaf]
