@@ -24,6 +24,12 @@ class Feed:
     normaliser: Normaliser
     steps_per_epoch: int  # the same on all ranks
 
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of one sample: patterns (Sy, Sx, Ky, Kx) and potential (H, W)."""
+        assert self.train.potential_shape is not None  # _supervised has seen to it
+        return self.train.cbed_shape, self.train.potential_shape
+
     def training(self, epoch: int, start_step: int) -> tf.data.Dataset:
         """This rank's batches of an epoch from `start_step` on."""
         return pipeline.training(

@@ -82,12 +82,12 @@ class Trainer:
     ) -> None:
         self.experiment, self.ranks, self.feed = experiment, ranks, feed
         self.interruption, self.watchdog = interruption, watchdog
-        settings, shapes = experiment.train, (feed.train.cbed_shape, feed.train.potential_shape)
+        settings = experiment.train
         self.total_steps = feed.steps_per_epoch * settings.epochs
         with ranks.together("building the network"):
             self.model = layouts.build(
                 experiment.network,
-                *shapes,
+                *feed.shapes,
                 compute=settings.precision.compute,
                 seed=experiment.seed,
             )
@@ -110,7 +110,7 @@ class Trainer:
             size=ranks.size,
         )
         self.validation = validation_step(self.model, experiment)
-        self.signature = checkpoint.signature(experiment, *shapes)
+        self.signature = checkpoint.signature(experiment, *feed.shapes)
         self.position = self._resume()
         self.clock = Clock(self.position.clock)
         with ranks.together("opening the logs"):
