@@ -94,9 +94,9 @@ def build():
     import tensorflow as tf
 
     from stemdl import config, ranks
-    from stemdl.network import layouts
     from stemdl.reduction import levers
-    from stemdl.training import devices, optimizers, precision
+    from stemdl.training import devices
+    from stemdl.training.state import State
     from stemdl.training.step import training_step
     from stemdl.training.trainer import plan_groups
 
@@ -106,28 +106,16 @@ def build():
     experiment = config.load(ROOT / "configs/demo.yaml", ["train.threads=1"])
     devices.set_up(experiment.train, experiment.seed, here)
     levers.start(experiment.reduction, here)
-    model = layouts.build(
-        experiment.network, CBED, POTENTIAL, compute=experiment.train.precision.compute, seed=0
-    )
-    optimizer = optimizers.create(
-        experiment.train,
-        model.trainable_variables,
-        steps_per_epoch=100,
-        total_steps=1000,
-        size=here.size,
-    )
-    scaler = precision.create(experiment.train.precision)
-    groups = plan_groups(experiment, model.trainable_variables)
-    step = training_step(
-        model, optimizer, scaler, groups, experiment, rank=here.rank, size=here.size
-    )
+    state = State(experiment, (CBED, POTENTIAL), 100, here)
+    groups = plan_groups(experiment, state.model.trainable_variables)
+    step = training_step(state, groups, experiment, here)
     count = experiment.train.batch
     batch = {
         "cbed": tf.random.stateless_normal((count, *CBED), (here.rank, 1)),
         "potential": tf.random.stateless_normal((count, *POTENTIAL), (here.rank, 2)),
         "weight": tf.ones(count),
     }
-    return experiment, here, model, step, batch
+    return experiment, here, state.model, step, batch
 
 
 def seconds_a_step(run: Callable[[], object], steps: int) -> float:
@@ -157,7 +145,7 @@ def overhead(steps: int, rounds: int) -> tuple[float, float]:
         adam.apply(gradients)
 
     number = tf.constant(7, tf.int64)
-    runs = (lambda: step.run(batch, number), bare)
+    runs = (lambda: step(batch, number), bare)
     times: list[list[float]] = [[], []]
     for run in runs:
         seconds_a_step(run, 3)
@@ -173,9 +161,9 @@ def samples_per_second(steps: int) -> float | None:
 
     experiment, here, _, step, batch = build()
     number = tf.constant(7, tf.int64)
-    seconds_a_step(lambda: step.run(batch, number), 5)
+    seconds_a_step(lambda: step(batch, number), 5)
     here.barrier()
-    seconds = max(here.collect(seconds_a_step(lambda: step.run(batch, number), steps)))
+    seconds = max(here.collect(seconds_a_step(lambda: step(batch, number), steps)))
     return here.size * experiment.train.batch / seconds if here.rank == 0 else None
 
 

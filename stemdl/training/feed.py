@@ -14,11 +14,10 @@ from stemdl.schema import Experiment
 
 @dataclass(frozen=True)
 class Feed:
-    """The data of one rank. `group` are the ranks that read the same files."""
+    """The data of one rank."""
 
     experiment: Experiment
     ranks: Ranks
-    group: Ranks
     train: Split
     dev: Split
     normaliser: Normaliser
@@ -38,7 +37,7 @@ class Feed:
             self.experiment.data,
             batch=self.experiment.train.batch,
             seed=self.experiment.seed,
-            ranks=self.group,
+            ranks=self.ranks,
             epoch=epoch,
             start_step=start_step,
         )
@@ -63,7 +62,6 @@ def open_feed(experiment: Experiment, ranks: Ranks) -> Feed:
         UserError: on all ranks: no data, damaged shards, no potentials, too few samples.
     """
     directory = staging.stage(experiment, ranks)
-    group = staging.group(experiment, ranks)
     with ranks.together("opening the data"):
         train = _supervised(shards.open_split(directory, "train"))
         dev = _supervised(shards.open_split(directory, "dev"))
@@ -73,11 +71,11 @@ def open_feed(experiment: Experiment, ranks: Ranks) -> Feed:
                 f"{dev.potential_shape}, wanted those of train: {train.cbed_shape} and "
                 f"{train.potential_shape}"
             )
-        steps = pipeline.steps_per_epoch(train.count, experiment.train.batch, group.size)
+        _, size = train.place(ranks)
+        steps = pipeline.steps_per_epoch(train.count, experiment.train.batch, size)
     return Feed(
         experiment,
         ranks,
-        group,
         train,
         dev,
         _normaliser(experiment, train, ranks),

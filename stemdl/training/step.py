@@ -1,66 +1,50 @@
 """The training step and the validation step: one tf.function each, all in the graph.
 
-    forward in the compute dtype -> fp32 loss -> scaled gradients -> grouped allreduce -> unscale
-    -> are the *reduced* gradients finite? (so all ranks skip alike) -> update -> scaler update
+forward in the compute dtype -> fp32 loss -> scaled gradients -> grouped allreduce -> unscale
+-> are the *reduced* gradients finite? (so all ranks skip alike) -> update -> scaler update
 
-What the trainer reports is summed in a variable inside the graph, so that the host waits for the
-device only when it logs.
 """
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import keras
 import tensorflow as tf
 
 from stemdl.network import layouts
+from stemdl.ranks import Ranks
 from stemdl.reduction import allreduce
 from stemdl.schema import Experiment
 from stemdl.training import losses
-from stemdl.training.optimizers import Optimizer
-from stemdl.training.precision import Scaler
+from stemdl.training.state import State
 
-# What a step adds to `TrainingStep.sums`.
-SUMS = ("steps", "loss", "gradient_norm", "skipped", "reduction_s")
-
-
-@dataclass(frozen=True)
-class TrainingStep:
-    """`run(batch, step)` trains on one batch of this rank; `sums` (float64) collects SUMS."""
-
-    run: Callable[[dict[str, tf.Tensor], tf.Tensor], None]
-    sums: tf.Variable
+Step = Callable[[dict[str, tf.Tensor], tf.Tensor], None]
 
 
 def training_step(
-    model: keras.Model,
-    optimizer: Optimizer,
-    scaler: Scaler,
+    state: State,
     groups: Sequence[Sequence[int]],
     experiment: Experiment,
-    *,
-    rank: int,
-    size: int,
-) -> TrainingStep:
-    """Build the training step.
+    ranks: Ranks,
+) -> Step:
+    """Build the training step: run(batch, step) trains on one batch of this rank.
 
     Args:
-        model: (B, Sy, Sx, Ky, Kx) -> (B, H, W) float32.
-        groups: which gradients travel together: indices into `model.trainable_variables`.
-        rank, size: this rank and the number of ranks.
+        state: what the step updates; state.sums collects what it has to tell.
+        groups: which gradients travel together: indices into the network's trainable variables.
 
     The batch is cut into `train.accumulate` micro-batches whose gradients are summed locally, and
     reduced once. Moving statistics of batch normalisation are averaged over ranks in every step, so
     that all ranks stay equal.
     """
     settings, wire = experiment.train, experiment.reduction.wire
+    model, optimizer, scaler, size = state.model, state.optimizer, state.scaler, ranks.size
     variables = [variable.value for variable in model.trainable_variables]
     statistics = [
         variable.value
         for variable in model.non_trainable_variables
         if variable.path.split("/")[-1].startswith("moving_")
     ]
-    sums = tf.Variable(tf.zeros(len(SUMS), tf.float64), trainable=False, name="sums")
 
     def gradients_of(
         cbed: tf.Tensor, potential: tf.Tensor, weight: tf.Tensor
@@ -91,13 +75,13 @@ def training_step(
 
     @tf.function(autograph=True, reduce_retracing=False)
     def run(batch: dict[str, tf.Tensor], step: tf.Tensor) -> None:
-        layouts.set_dropout_seed(model, experiment.seed, step, rank)
+        layouts.set_dropout_seed(model, experiment.seed, step, ranks.rank)
         loss, gradients = local_gradients(batch)
         with tf.control_dependencies(gradients):
-            ready = tf.timestamp()
+            ready = _now()
         reduced = allreduce.average(gradients, groups, size=size, wire=wire)
         with tf.control_dependencies(reduced):
-            exposed = tf.timestamp() - ready
+            exposed = _now() - ready
         if size > 1 and statistics:
             together = [list(range(len(statistics)))]
             means = allreduce.average(statistics, together, size=size, name="statistics")
@@ -112,9 +96,14 @@ def training_step(
         scaler.update(finite, largest)
         zero = tf.zeros((), norm.dtype)
         seen = (1.0, loss, tf.where(finite, norm, zero), tf.where(finite, zero, 1.0), exposed)
-        sums.assign_add(tf.stack([tf.cast(value, tf.float64) for value in seen]))
+        state.sums.assign_add(tf.stack([tf.cast(value, tf.float64) for value in seen]))
 
-    return TrainingStep(run, sums)
+    return run
+
+
+def _now() -> tf.Tensor:
+    """The host's clock at this place of the graph [s]; tf.timestamp refuses op determinism."""
+    return tf.numpy_function(time.perf_counter, [], tf.float64)
 
 
 def validation_step(

@@ -8,9 +8,9 @@ position. Everything else (order of data, augmentation, dropout, schedules) is a
 seed and the position, so that a run that was cut ends where the unbroken one would.
 """
 
+import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,16 +19,18 @@ import tensorflow as tf
 
 from stemdl import config, files
 from stemdl.console import progress, say
-from stemdl.network import flops, layouts
-from stemdl.ranks import Ranks
+from stemdl.data import pipeline
+from stemdl.errors import EXIT_USER_ERROR, UserError
+from stemdl.network import flops
+from stemdl.ranks import Ranks, stop_all
 from stemdl.reduction import grouping, levers
 from stemdl.reduction.allreduce import WIRE
 from stemdl.schema import Experiment
-from stemdl.training import checkpoint, devices, optimizers, precision
-from stemdl.training.checkpoint import Position
+from stemdl.training import devices
 from stemdl.training.feed import Feed, open_feed
 from stemdl.training.interruption import Interruption, Watchdog
-from stemdl.training.step import SUMS, training_step, validation_step
+from stemdl.training.state import SUMS, State
+from stemdl.training.step import training_step, validation_step
 from stemdl.training.telemetry import Clock, Recorder
 
 
@@ -82,36 +84,16 @@ class Trainer:
     ) -> None:
         self.experiment, self.ranks, self.feed = experiment, ranks, feed
         self.interruption, self.watchdog = interruption, watchdog
-        settings = experiment.train
-        self.total_steps = feed.steps_per_epoch * settings.epochs
-        with ranks.together("building the network"):
-            self.model = layouts.build(
-                experiment.network,
-                *feed.shapes,
-                compute=settings.precision.compute,
-                seed=experiment.seed,
-            )
-            self.optimizer = optimizers.create(
-                settings,
-                self.model.trainable_variables,
-                steps_per_epoch=feed.steps_per_epoch,
-                total_steps=self.total_steps,
-                size=ranks.size,
-            )
-            self.scaler = precision.create(settings.precision)
-            self.groups = plan_groups(experiment, self.model.trainable_variables)
-        self.step = training_step(
-            self.model,
-            self.optimizer,
-            self.scaler,
-            self.groups,
-            experiment,
-            rank=ranks.rank,
-            size=ranks.size,
-        )
-        self.validation = validation_step(self.model, experiment)
-        self.signature = checkpoint.signature(experiment, *feed.shapes)
-        self.position = self._resume()
+        self.state = State(experiment, feed.shapes, feed.steps_per_epoch, ranks)
+        self.total_steps = feed.steps_per_epoch * experiment.train.epochs
+        with ranks.together("planning the reduction"):
+            groups = plan_groups(experiment, self.state.model.trainable_variables)
+        self.step = training_step(self.state, groups, experiment, ranks)
+        self.validation = validation_step(self.state.model, experiment)
+        source = self.state.resume()
+        self.position = self.state.position
+        if source is not None:
+            self._say(f"resuming at step {self.position.step:,} from {source}")
         self.clock = Clock(self.position.clock)
         with ranks.together("opening the logs"):
             if ranks.rank == 0:
@@ -120,14 +102,14 @@ class Trainer:
             self.recorder = Recorder(
                 experiment.run, active=ranks.rank == 0, step=self.position.step
             )
+        self._announce(len(groups))
 
     def run(self) -> Outcome:
         """Epochs from the position to the end, or to an interruption."""
         settings, position = self.experiment.train, self.position
-        self._announce()
         self.saved_at, self.save_seconds = time.time(), 0.0
         self.log_mark = self._mark()
-        self.phase_of_step = "compile"  # the first step traces and compiles the graph
+        self.compiled = False
         stopped: str | None = None
         self.recorder.start("run_start")
         while position.epoch < settings.epochs and stopped is None:
@@ -137,7 +119,7 @@ class Trainer:
             self.recorder.end("epoch_stop", epoch_num=number)
         if stopped is None and position.step % settings.log_every:
             self._log()
-        self._save("last", self._parts())
+        self._save()
         self.recorder.end("run_stop", status="aborted" if stopped else "success")
         self.recorder.close()
         self._conclude(stopped)
@@ -151,10 +133,8 @@ class Trainer:
         remaining = range(position.step_in_epoch, steps)
         for _ in progress(remaining, what, unit="step", rank=self.ranks.rank):
             with self.clock.phase("data"):
-                batch = next(batches)
-            with self.clock.phase(self.phase_of_step):
-                self.step.run(batch, tf.constant(position.step, tf.int64))
-            self.phase_of_step = "compute"
+                batch = self._next(batches)
+            self._step(batch)
             position.step += 1
             position.step_in_epoch += 1
             self.watchdog.beat(f"step {position.step + 1}")
@@ -164,6 +144,32 @@ class Trainer:
             if stopped is not None:
                 return stopped
         return None
+
+    def _next(self, batches: Iterator[dict[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
+        """The next batch; if it cannot be read every rank ends, for none can go on without it."""
+        try:
+            with pipeline.user_errors():
+                return next(batches)
+        except UserError as error:
+            if self.ranks.size == 1:
+                raise
+            print(f"stemdl: rank {self.ranks.rank}: {error}", file=sys.stderr, flush=True)
+            stop_all(self.ranks, EXIT_USER_ERROR)
+            raise
+
+    def _step(self, batch: dict[str, tf.Tensor]) -> None:
+        number = tf.constant(self.position.step, tf.int64)
+        if self.compiled:
+            with self.clock.phase("compute"):
+                self.step(batch, number)
+            return
+        with self.clock.phase("compile"):  # the first step traces and compiles the graph
+            self.step(batch, number)
+            # Waiting for ranks that still compile is no cost of the reduction.
+            sums = self.state.sums.numpy()
+            sums[SUMS.index("reduction_s")] = 0.0
+            self.state.sums.assign(sums)
+        self.compiled = True
 
     def _between_steps(self) -> str | None:
         """Log, validate and checkpoint where they are due; why to stop, or None."""
@@ -177,7 +183,7 @@ class Trainer:
             return None
         stopped, now = self.interruption.agree(step, reserve=2 * self.save_seconds)
         if stopped is None and now - self.saved_at >= settings.checkpoint_every:
-            self._save("last", self._parts())
+            self._save()
             self.saved_at = now
         return stopped
 
@@ -187,7 +193,7 @@ class Trainer:
         self.recorder.start("eval_start", epoch_num=position.epoch)
         sums = np.zeros(3)
         shown: list[tuple[np.ndarray, np.ndarray]] = []
-        with self.clock.phase("evaluation"), self._averaged_weights():
+        with self.clock.phase("evaluation"), self.state.averaged_weights():
             for batch in self.feed.validation():
                 self.watchdog.beat("validation")
                 part, found = self.validation(batch)
@@ -206,26 +212,12 @@ class Trainer:
         self._say(f"epoch {epoch:.2f}: dev loss {loss:.4f}, Pearson {correlation:.4f}")
         if np.isfinite(loss) and (position.best is None or loss < position.best):
             position.best = loss
-            parts = self._parts()
-            self._save("best", {name: parts[name] for name in ("weights", "averages")})
-
-    @contextmanager
-    def _averaged_weights(self) -> Iterator[None]:
-        """The network holds the averaged weights (train.ema), if there are any."""
-        weights = [variable.value for variable in self.model.trainable_variables]
-        averages = self.optimizer.averages
-        if averages:
-            optimizers.exchange(weights, averages)
-        try:
-            yield
-        finally:
-            if averages:
-                optimizers.exchange(weights, averages)
+            self._save(best=True)
 
     def _log(self) -> None:
         """One line of metrics over the steps since the last one, averaged over ranks."""
-        sums = np.mean(self.ranks.collect(self.step.sums.numpy()), axis=0)
-        self.step.sums.assign(tf.zeros_like(self.step.sums))
+        sums = np.mean(self.ranks.collect(self.state.sums.numpy()), axis=0)
+        self.state.sums.assign(tf.zeros_like(self.state.sums))
         totals = dict(zip(SUMS, sums.tolist(), strict=True))
         steps, step = totals["steps"], self.position.step
         self.clock.move(totals["reduction_s"], "compute", "reduction")
@@ -241,8 +233,8 @@ class Trainer:
             loss=totals["loss"] / steps,
             gradient_norm=totals["gradient_norm"] / max(1.0, steps - totals["skipped"]),
             skipped=totals["skipped"],
-            lr=float(self.optimizer.learning_rate(last)),
-            loss_scale=float(self.scaler.scale),
+            lr=float(self.state.optimizer.learning_rate(last)),
+            loss_scale=float(self.state.scaler.scale),
             samples_per_s=samples / max(training, 1e-9),
             **{f"{name}_s": spent[name] / steps for name in ("data", "compute", "reduction")},
         )
@@ -250,52 +242,26 @@ class Trainer:
     def _mark(self) -> dict[str, float]:
         return self.clock.totals | {"wall": time.perf_counter()}
 
-    def _parts(self) -> dict[str, Sequence[Any]]:
-        """The state of the run by name, as checkpoints hold it."""
-        return {
-            "weights": [variable.value for variable in self.model.variables],
-            "optimizer": self.optimizer.state(),
-            "scaler": self.scaler.state(),
-            "averages": self.optimizer.averages,
-        }
-
-    def _resume(self) -> Position:
-        """The position of the last checkpoint, its state set on all ranks; or the start."""
-        ranks, steps = self.ranks, self.feed.steps_per_epoch
-        source = checkpoint.path(self.experiment.run, "last")
-        if not ranks.share(source.exists()):
-            return Position(ranks=ranks.size, steps_per_epoch=steps)
-        position = checkpoint.restore(source, self._parts(), self.signature, ranks)
-        position.rescale(ranks.size, steps)
-        if position.pending:
-            self.step.sums.assign(position.pending[ranks.rank])
-        self._say(f"resuming at step {position.step:,} from {source}")
-        return position
-
-    def _save(self, which: str, parts: dict[str, Sequence[Any]]) -> None:
+    def _save(self, *, best: bool = False) -> None:
         begun = time.perf_counter()
         self.watchdog.beat("a checkpoint")
-        self.position.pending = self.ranks.collect(self.step.sums.numpy().tolist())
-        with self.clock.phase("checkpoint"), self.ranks.together("writing a checkpoint"):
-            if self.ranks.rank == 0:
-                self.position.clock = dict(self.clock.totals)
-                target = checkpoint.path(self.experiment.run, which)
-                checkpoint.save(target, self.position, parts, self.signature)
+        with self.clock.phase("checkpoint"):
+            self.state.save(dict(self.clock.totals), best=best)
         self.save_seconds = time.perf_counter() - begun
 
-    def _announce(self) -> None:
+    def _announce(self, groups: int) -> None:
         """What is about to run, for people and for the MLPerf log."""
         settings, size, feed = self.experiment.train, self.ranks.size, self.feed
-        weights = sum(int(np.prod(each.shape)) for each in self.model.trainable_variables)
+        weights = sum(int(np.prod(each.shape)) for each in self.state.model.trainable_variables)
         self._say(
             f"{size} rank{'s' if size > 1 else ''}, batch {settings.batch} a rank, "
             f"{feed.train.count:,} training and {feed.dev.count:,} dev samples, "
             f"{feed.steps_per_epoch:,} steps an epoch"
         )
         self._say(
-            f"{weights:,} weights in {len(self.model.trainable_variables)} tensors, "
-            f"{len(self.groups)} reduction groups, "
-            f"{3 * flops.count(self.model) / 1e9:.2f} GFLOP a training sample"
+            f"{weights:,} weights in {len(self.state.model.trainable_variables)} tensors, "
+            f"{groups} reduction groups, "
+            f"{3 * flops.count(self.state.model) / 1e9:.2f} GFLOP a training sample"
         )
         for key, value in {
             "submission_benchmark": self.experiment.name,
