@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from stemdl.data import normalise, pipeline, shards, staging
+from stemdl.data import normalise, pipeline, shards, staging, trained_on
 from stemdl.data.normalise import Normaliser
 from stemdl.data.shards import Split
 from stemdl.errors import UserError
@@ -56,7 +56,8 @@ class Feed:
 def open_feed(experiment: Experiment, ranks: Ranks) -> Feed:
     """Stage the data if the experiment says so, open it, and agree on it between ranks.
 
-    The statistics of the run (RUN/normalisation.npz) are measured on the training split once.
+    The statistics of the run (RUN/normalisation.npz) are measured on the training split once, and
+    the kind of data is kept for whoever brings the network other data (RUN/data.json).
 
     Raises:
         UserError: on all ranks: no data, damaged shards, no potentials, too few samples.
@@ -73,14 +74,11 @@ def open_feed(experiment: Experiment, ranks: Ranks) -> Feed:
             )
         _, size = train.place(ranks)
         steps = pipeline.steps_per_epoch(train.count, experiment.train.batch, size)
-    return Feed(
-        experiment,
-        ranks,
-        train,
-        dev,
-        _normaliser(experiment, train, ranks),
-        min(ranks.collect(steps)),
-    )
+    normaliser = _normaliser(experiment, train, ranks)
+    with ranks.together(f"writing {experiment.run / trained_on.NAME}"):
+        if ranks.rank == 0:
+            trained_on.save(trained_on.describe(train, normaliser), experiment.run)
+    return Feed(experiment, ranks, train, dev, normaliser, min(ranks.collect(steps)))
 
 
 def _normaliser(experiment: Experiment, train: Split, ranks: Ranks) -> Normaliser:
