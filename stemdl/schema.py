@@ -296,6 +296,16 @@ class Evaluate(Section):
     baselines: bool = Field(True, description="score iCOM and virtual annular dark field as well")
 
 
+class Scale(Section):
+    """Step time and efficiency on a modelled machine (stemdl scale)."""
+
+    machine: Path = Field(Path("configs/machines/summit.yaml"), description="machine file")
+    ranks: tuple[PositiveInt, ...] = Field(
+        (1, 6, 24, 96, 384, 1536, 6000, 13800, 27600), description="numbers of ranks to simulate"
+    )
+    steps: PositiveInt = Field(8, description="simulated steps a point, each with other noise")
+
+
 class Experiment(Section):
     """The whole experiment file."""
 
@@ -309,6 +319,7 @@ class Experiment(Section):
     reduction: Reduction = Reduction()
     train: Train = Train()
     evaluate: Evaluate = Evaluate()
+    scale: Scale = Scale()
 
     @model_validator(mode="after")
     def _consistent(self) -> "Experiment":

@@ -72,13 +72,15 @@ def sketch(
     network: schema.Network,
     cbed_shape: Sequence[int],
     potential_shape: Sequence[int],
+    *,
+    compute: str = "fp32",
 ) -> keras.Model:
     """As `build`, without weights: its variables have shapes and paths but no values.
 
     It takes no memory to speak of, at any size; for counting and planning.
     """
     with keras.StatelessScope(initialize_variables=False):
-        return build(network, cbed_shape, potential_shape, seed=0)
+        return build(network, cbed_shape, potential_shape, compute=compute, seed=0)
 
 
 def set_dropout_seed(model: keras.Model, seed: int, step: tf.Tensor, rank: int) -> None:

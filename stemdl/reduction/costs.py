@@ -23,11 +23,11 @@ class Operation:
 
 
 # No work on the device: views, shapes, constants, variables handed on.
-_FREE = frozenset(
-    ["Const", "Placeholder", "Identity", "IdentityN", "ReadVariableOp", "VarHandleOp", "NoOp"]
-    + ["Reshape", "Shape", "ShapeN", "Size", "Rank", "ExpandDims", "Squeeze"]
-    + ["StopGradient", "PreventGradient", "BroadcastGradientArgs"]
-)
+_FREE = {
+    *("Const", "Placeholder", "Identity", "IdentityN", "ReadVariableOp", "VarHandleOp", "NoOp"),
+    *("Reshape", "Shape", "ShapeN", "Size", "Rank", "ExpandDims", "Squeeze"),
+    *("StopGradient", "PreventGradient", "BroadcastGradientArgs"),
+}
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _LOOPS = ("While", "StatelessWhile")
 _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")

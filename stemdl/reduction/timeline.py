@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import keras
 import numpy as np
 import tensorflow as tf
 from scipy.optimize import nnls
@@ -21,6 +22,7 @@ from stemdl.reduction import costs
 from stemdl.reduction.costs import Operation
 
 Gradients = Callable[..., Sequence[tf.Tensor | None]]
+Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]  # (targets, outputs) -> scalar
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,8 @@ class Timeline:
     critical_path: float | None = None  # the same with unlimited parallelism [s]; None: unknown
 
 
-def of_model(model: tf.keras.Model, loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Gradients:
-    """The gradients of `loss(targets, outputs)` in the order of `model.trainable_variables`."""
+def of_model(model: keras.Model, loss: Loss) -> Gradients:
+    """The gradients of the loss in the order of `model.trainable_variables`."""
 
     def gradients(inputs: tf.Tensor, targets: tf.Tensor) -> Sequence[tf.Tensor | None]:
         with tf.GradientTape() as tape:
@@ -54,6 +56,28 @@ def of_model(model: tf.keras.Model, loss: Callable[[tf.Tensor, tf.Tensor], tf.Te
         return tape.gradient(value, [each.value for each in model.trainable_variables])
 
     return gradients
+
+
+def of_sketch(model: keras.Model, loss: Loss) -> tuple[Gradients, list[tf.TensorSpec]]:
+    """As `of_model`, for a model whose variables have no values (`layouts.sketch`).
+
+    Returns:
+        The function, which takes the weights after inputs and targets, and the weights' signature.
+    """
+    count = len(model.trainable_variables)
+    weights = [*model.trainable_variables, *model.non_trainable_variables]
+
+    def gradients(
+        inputs: tf.Tensor, targets: tf.Tensor, *values: tf.Tensor
+    ) -> Sequence[tf.Tensor | None]:
+        trainable, fixed = list(values[:count]), list(values[count:])
+        with tf.GradientTape() as tape:
+            tape.watch(trainable)
+            outputs, _ = model.stateless_call(trainable, fixed, inputs, training=True)
+            value = loss(targets, outputs)
+        return tape.gradient(value, trainable)
+
+    return gradients, [tf.TensorSpec(each.shape, each.dtype) for each in weights]
 
 
 def trace(
