@@ -6,8 +6,9 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
-INK, FAINT = "#1c2430", "#8a94a3"
+INK = "#1c2430"
 KINDS = {"sourced": "#0f62c9", "measured": "#0f9d76", "fitted": "#d9730d", "assumed": "#8a94a3"}
 COLOURS = ("#b3261e", "#d9730d", "#0f62c9", "#6b7785", "#0f9d76", "#7a3ea1")
 LEAST_SHOWN = 0.002  # a quantity that moves the efficiency less is left out
@@ -36,18 +37,19 @@ def _curve(axes: Axes, report: Mapping[str, Any]) -> None:
             marker=".",
             label=name,
         )
+    at = {(point["strategy"], point["ranks"]): point["efficiency"] for point in report["points"]}
     for result in report["published"]:
-        if result["over"] is None:
-            axes.errorbar(
-                result["ranks"],
-                result["value"],
-                yerr=0.02,
-                fmt="*",
-                markersize=13,
-                color=INK,
-                capsize=3,
-                label="published, " + ("fitted" if result["fits"] else "held out"),
-            )
+        value = result["value"]
+        fill: Any = "none" if result["fits"] else "full"
+        label = f"published, {'fitted' if result['fits'] else 'held out'}"
+        if result["over"] is not None:
+            if (result["strategy"], result["ranks"]) not in at:
+                continue
+            # What the published ratio makes of the slower strategy.
+            value = at[result["strategy"], result["ranks"]] / value
+        axes.plot(
+            result["ranks"], value, "*", color=INK, markersize=13, fillstyle=fill, label=label
+        )
     axes.set_xscale("log")
     axes.set_ylim(0, 1.03)
     axes.set_xlabel("ranks (GPUs)")
@@ -55,7 +57,9 @@ def _curve(axes: Axes, report: Mapping[str, Any]) -> None:
     axes.set_title(f"{report['experiment']} on {report['machine']}, modelled")
     axes.grid(color="#eceff3")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8)
+    handles, labels = axes.get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    axes.legend(unique.values(), unique.keys(), frameon=False, fontsize=8)
 
 
 def _bars(axes: Axes, report: Mapping[str, Any]) -> None:
@@ -67,9 +71,8 @@ def _bars(axes: Axes, report: Mapping[str, Any]) -> None:
         axes.barh(place, high - low, left=low, color=KINDS[row["kind"]], height=0.6)
         axes.plot(low, place, "|", color=INK, markersize=12)
     axes.set_yticks(range(len(rows)), [row["quantity"].replace("_", " ") for row in rows])
-    for kind, colour in KINDS.items():
-        axes.barh([], [], color=colour, label=kind)
     axes.set_xlabel(f"efficiency of '{strategy}'\nhalved (tick) to doubled")
     axes.set_title("what the last point depends on")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8)
+    patches = [Patch(color=colour, label=kind) for kind, colour in KINDS.items()]
+    axes.legend(handles=patches, frameon=False, fontsize=8)

@@ -283,9 +283,9 @@ def table(report: Mapping[str, Any]) -> str:
         figures = f"{result['ranks']:>9,}{result['value']:8.2f}{result['predicted']:8.2f}"
         basis = f"fitted: {result['fits']}" if result["fits"] else "held out"
         lines.append(f"{what:<42}{figures}  {basis}")
-    lines += ["", f"efficiency of {MAIN!r} with a quantity halved and doubled"]
-    for row in sorted(report["sensitivity"], key=lambda row: row[MAIN][0] - row[MAIN][1]):
-        low, high = row[MAIN]
-        if abs(low - high) > figure.LEAST_SHOWN:
-            lines.append(f"  {row['quantity']:<18}{low:6.3f}{high:8.3f}  {row['kind']}")
+    lines += ["", f"{'each quantity halved, doubled':<30}{MAIN:>18}{WORST:>18}"]
+    for row in report["sensitivity"]:
+        if max(abs(low - high) for low, high in (row[MAIN], row[WORST])) > figure.LEAST_SHOWN:
+            values = "".join(f"{low:11.3f}{high:7.3f}" for low, high in (row[MAIN], row[WORST]))
+            lines.append(f"  {row['quantity']:<18}{row['kind']:<10}{values}")
     return "\n".join(lines)
