@@ -89,7 +89,7 @@ def test_a_small_study_writes_its_report_and_picture(tmp_path, capsys):
     written = files.read_json(tmp_path / "scale" / "scale.json", study.SCHEMA)
     assert written["points"] == report["points"]
     assert len(report["points"]) == len(report["strategies"]) * 3
-    assert all(0 < point["efficiency"] for point in report["points"])
+    assert all(point["efficiency"] > 0 for point in report["points"])
     assert all(0 <= part <= 1 for point in report["points"] for part in point["parts"].values())
     assert (tmp_path / "scale" / "scale.png").read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out
