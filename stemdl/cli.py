@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from stemdl.errors import EXIT_INTERRUPTED
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's chatter, not its errors
 
 STARTED = time.time()
+EXIT_RED = 1  # stemdl check: something needs mending before a job can run
 
 EXAMPLES = """\
 from crystals to a report:
@@ -63,6 +65,32 @@ def parser() -> argparse.ArgumentParser:
     predict.add_argument(
         "--to", type=Path, help="HDF5 file to write, a picture beside it [FILE.potential.h5]"
     )
+    launch = verb("launch", _launch, "write an experiment's job script, and submit it as a chain")
+    _experiment_arguments(launch)
+    launch.add_argument(
+        "--site", type=Path, required=True, help="site file, such as configs/sites/summit.yaml"
+    )
+    launch.add_argument(
+        "--on", choices=("lsf", "slurm", "flux", "local"), help="scheduler [the site file's]"
+    )
+    launch.add_argument("--nodes", type=int, default=1, help="nodes of the job [1]")
+    launch.add_argument(
+        "--chain", type=int, default=1, metavar="N", help="at most N jobs that go on in turn [1]"
+    )
+    launch.add_argument("--submit", action="store_true", help="put the jobs into the queue")
+    launch.add_argument("--dry-run", action="store_true", help="print the script, write nothing")
+    launch.add_argument("--node-logs", action="store_true", help="each node's warnings in a file")
+    launch.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the site file"
+    )
+    status = verb("status", _status, "tell where a run stands, from its files")
+    status.add_argument("run_directory", metavar="RUN", type=Path, help="a run, also a running one")
+    compare = verb("compare", _compare, "put runs side by side: a table, and a picture of curves")
+    compare.add_argument("runs", metavar="RUN", type=Path, nargs="+", help="trained runs")
+    compare.add_argument("--to", type=Path, help="picture to write (PNG) [RUN/compare.png]")
+    _experiment_arguments(
+        verb("check", _check, "look at everything a job needs, on the ranks that it was started on")
+    )
     verb("keys", _keys, "print every key of the experiment file with its default and meaning")
     demo = verb("demo", _demo, "simulate, stage, train on 2 ranks and evaluate, small")
     demo.add_argument("overrides", nargs="*", metavar="key=value", help="see stemdl keys")
@@ -107,6 +135,49 @@ def _predict(parsed: argparse.Namespace) -> int:
     target = parsed.to or parsed.file.with_suffix(".potential.h5")
     predict.predict(parsed.run_directory, parsed.file, target, ranks.discover())
     return 0
+
+
+def _launch(parsed: argparse.Namespace) -> int:
+    from stemdl.launch import sites, submit
+
+    site = sites.load(parsed.site, parsed.set)
+    return submit.launch(
+        [str(parsed.config), *parsed.overrides],
+        site,
+        on=parsed.on or site.scheduler,
+        nodes=parsed.nodes,
+        jobs=parsed.chain,
+        submit=parsed.submit,
+        dry_run=parsed.dry_run,
+        node_logs=parsed.node_logs,
+        written_by=["stemdl", *sys.argv[1:]],
+    )
+
+
+def _status(parsed: argparse.Namespace) -> int:
+    from stemdl.launch import status
+
+    print(status.status(parsed.run_directory))
+    return 0
+
+
+def _compare(parsed: argparse.Namespace) -> int:
+    from stemdl.launch import compare
+
+    runs = [compare.read(run) for run in parsed.runs]
+    print(compare.table(runs))
+    target = parsed.to or parsed.runs[0] / "compare.png"
+    compare.picture(target, runs)
+    print(f"\ncurves: {target}")
+    return 0
+
+
+def _check(parsed: argparse.Namespace) -> int:
+    experiment = config.load(parsed.config, parsed.overrides)
+    here = ranks.discover()
+    from stemdl.launch import check
+
+    return 0 if check.check(experiment, here) else EXIT_RED
 
 
 def _keys(parsed: argparse.Namespace) -> int:
