@@ -12,6 +12,7 @@ from typing import Any
 
 from stemdl import files
 from stemdl.data import shards
+from stemdl.errors import UserError
 
 SCHEMA = "stemdl.manifest/1"
 NAME = "manifest.json"
@@ -32,14 +33,20 @@ def shard_record(path: str | Path) -> dict[str, Any]:
     }
 
 
-def read_manifest(directory: str | Path) -> dict[str, Any] | None:
-    """DATA/manifest.json, whose "shards" are shard_records; None if there is no such file.
+def read_manifest(directory: str | Path) -> list[dict[str, Any]] | None:
+    """The shard_records in DATA/manifest.json; None if there is no such file.
 
     Raises:
         UserError: it is not a manifest.
     """
     path = Path(directory) / NAME
-    return files.read_json(path, SCHEMA) if path.exists() else None
+    if not path.exists():
+        return None
+    records = files.read_json(path, SCHEMA).get("shards")
+    keys = {"path", "bytes", "checksum", "count"}
+    if not isinstance(records, list) or not all(keys <= set(record) for record in records):
+        raise UserError(f"{path}: wanted a list 'shards' of records with {sorted(keys)}")
+    return records
 
 
 def checksum(path: Path, block: int = 8 << 20) -> str:

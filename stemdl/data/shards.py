@@ -18,7 +18,7 @@ import os
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -27,52 +27,17 @@ import h5py
 import numpy as np
 
 from stemdl import files
+from stemdl.data.tables import COLUMN, SAMPLE
 from stemdl.errors import UserError
 from stemdl.ranks import Ranks
 
 FORMAT = "stemdl.shard/1"
+FINGERPRINT = "blocks:"
+DEAL = "stemdl.deal/1"
+DEAL_NAME = "deal.json"
 DTYPES = ("float16", "float32", "uint16")
 BLOCK_BYTES = 8 << 20  # bytes under one checksum, about
 ALIGNMENT = 4096  # datasets begin on a page of the file system
-
-
-def _text(length: int) -> np.dtype:
-    return h5py.string_dtype("utf-8", length)
-
-
-SAMPLE = np.dtype(
-    [
-        ("material", _text(96)),  # identifies the crystal, such as a prototype and its elements
-        ("prototype", _text(96)),
-        ("formula", _text(64)),
-        ("space_group", _text(16)),
-        ("zone_axis", "i4", (3,)),
-        ("energy", "f8"),  # [keV]
-        ("semi_angle", "f8"),  # [mrad]
-        ("defocus", "f8"),  # [Å], positive is underfocus
-        ("cs", "f8"),  # [Å]
-        ("thickness", "f8"),  # [Å]
-        ("dose", "f8"),  # [e/Å²], NaN when noiseless
-        ("mean_z", "f8"),  # mean atomic number
-        ("elements", "i4"),  # number of different elements
-        ("seed", "i8"),
-        ("index", "i8"),  # of the sample in the whole data set
-        ("scan_start", "i4", (2,)),  # (y, x) of its first probe in the scan that it was cut from
-    ]
-)
-"""A row of the dataset `sample`: what was simulated or measured. Text is UTF-8 bytes."""
-
-COLUMN = np.dtype(
-    [
-        ("sample", "i4"),  # row in this shard
-        ("y", "f4"),  # [Å] from the centre of the first potential pixel
-        ("x", "f4"),  # [Å]
-        ("mean_z", "f4"),  # mean atomic number
-        ("atoms", "i4"),  # number of atoms in the column
-        ("nearest", "f4"),  # [Å] to the nearest other column
-    ]
-)
-"""A row of the dataset `columns`: one atomic column in projection."""
 
 
 @dataclass(frozen=True)
@@ -300,22 +265,53 @@ def verify(path: str | Path) -> None:
 
 
 def open_split(directory: str | Path, name: str) -> Split:
-    """Open all shards `directory`/`name`/*.h5.
+    """Open the shards `directory`/`name`/*.h5; in a staged directory, those dealt to this node.
 
     Raises:
         UserError: no such directory, no shards, a bad shard, or shards of different shapes,
             dtypes or sampling.
     """
     directory = Path(directory)
-    if not directory.is_dir():
-        raise UserError(f"{directory}: no such data directory; set data.dir")
-    paths = sorted((directory / name).glob("*.h5"))
-    if not paths:
+    deal = read_deal(directory)
+    if deal is None:
+        shards = tuple(open_shard(path) for path in shard_paths(directory, name))
+    else:
+        shards = tuple(
+            replace(open_shard(directory / name / file), first=first, count=count)
+            for file, first, count in deal["splits"].get(name, [])
+        )
+    if not shards:
         raise UserError(f"{directory / name}: no shards (*.h5); run stemdl-data simulate or import")
-    shards = tuple(open_shard(path) for path in paths)
     for shard in shards[1:]:
         _check_alike(shards[0], shard)
-    return Split(directory, name, shards)
+    return Split(directory, name, shards, node_part=deal is not None and name in deal["parts"])
+
+
+def shard_paths(directory: Path, name: str) -> list[Path]:
+    """The shards of a split, sorted by name; empty if the data set lacks the split.
+
+    Raises:
+        UserError: no such data directory, or it cannot be read.
+    """
+    if not directory.is_dir():
+        raise UserError(f"{directory}: no such data directory; set data.dir")
+    try:
+        return sorted(Path(each) for each in os.scandir(directory / name) if _is_shard(each.name))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(f"{directory / name}: cannot be read ({error.strerror})") from error
+
+
+def read_deal(directory: Path) -> dict[str, Any] | None:
+    """What staging left in `directory`: which rows of which shards this node uses; None elsewhere.
+
+    Returns:
+        "splits": {name: [[file, first row, rows], ...]}, "parts": names of the splits of which
+        other nodes have other samples.
+    """
+    path = directory / DEAL_NAME
+    return files.read_json(path, DEAL) if path.exists() else None
 
 
 def locate(split: Split, index: int) -> tuple[Shard, int]:
@@ -324,6 +320,13 @@ def locate(split: Split, index: int) -> tuple[Shard, int]:
         raise IndexError(f"sample {index} of {split.count}")
     place = int(np.searchsorted(split.starts, index, side="right")) - 1
     return split.shards[place], int(index - split.starts[place])
+
+
+def fingerprint(path: Path) -> str:
+    """A checksum of the shard's checksums: tells contents apart without reading them."""
+    with _reading(path) as file:
+        stored = [file.attrs[name].tobytes() for name in sorted(file.attrs) if "crc32" in name]
+    return f"{FINGERPRINT}{zlib.crc32(b''.join(stored)):08x}"
 
 
 def _check(arrays: dict[str, np.ndarray], tables: dict[str, np.ndarray]) -> None:
@@ -420,6 +423,10 @@ def _check_alike(first: Shard, other: Shard) -> None:
                 f"{other.path}: {key} is {found}, wanted {wanted} as in {first.path.name}; "
                 "one split holds samples of one kind"
             )
+
+
+def _is_shard(name: str) -> bool:
+    return name.endswith(".h5") and not name.startswith(".")
 
 
 def _reason(error: OSError) -> str:

@@ -32,8 +32,8 @@ class TrainedOn:
     axes: Axes
     cbed_unit: str
     intensity: float  # what the pixels of a pattern sum to, on average [cbed_unit]
-    energy: Range  # least and largest [keV]
-    semi_angle: Range  # [mrad]
+    energy: Range | None  # least and largest [keV]; None where the data do not say it
+    semi_angle: Range | None  # [mrad]
 
 
 def describe(split: Split, normaliser: Normaliser) -> TrainedOn:
@@ -41,10 +41,7 @@ def describe(split: Split, normaliser: Normaliser) -> TrainedOn:
     assert split.potential_shape is not None
     chosen = np.unique(np.linspace(0, len(split.shards) - 1, TABLES).astype(int))
     tables = np.concatenate([shards.read_table(split.shards[index]) for index in chosen])
-    ranges = {
-        name: (float(tables[name].min()), float(tables[name].max()))
-        for name in ("energy", "semi_angle")
-    }
+    ranges = {name: _range(tables[name]) for name in ("energy", "semi_angle")}
     return TrainedOn(
         cbed_shape=split.cbed_shape,
         potential_shape=split.potential_shape,
@@ -85,8 +82,12 @@ def load(run: Path) -> TrainedOn:
             axes=Axes(**content["axes"]),
             cbed_unit=content["cbed_unit"],
             intensity=content["intensity"],
-            energy=tuple(content["energy"]),
-            semi_angle=tuple(content["semi_angle"]),
+            energy=content["energy"] and tuple(content["energy"]),
+            semi_angle=content["semi_angle"] and tuple(content["semi_angle"]),
         )
     except (KeyError, TypeError) as error:
         raise UserError(f"{path}: is damaged ({error}); train again to write it") from error
+
+
+def _range(values: np.ndarray) -> Range | None:
+    return (float(values.min()), float(values.max())) if np.isfinite(values).all() else None

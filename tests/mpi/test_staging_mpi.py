@@ -1,0 +1,179 @@
+"""Staging by several ranks, on one node and on several."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import run_ranks, write_split
+
+from stemdl import files
+from stemdl.data import manifest
+
+pytestmark = pytest.mark.mpi
+
+# Arguments: experiment, ranks a node, lines to run before staging and after it.
+STAGING = """
+import dataclasses, json, os, signal, sys, time
+from stemdl import command, config, ranks
+from stemdl.data import copying, staging
+
+def main():
+    here = ranks.discover()
+    each = int(sys.argv[2])
+    here = dataclasses.replace(here, local_rank=here.rank % each, local_size=each)
+    experiment = config.load(sys.argv[1])
+    names, pour = [], copying._pour
+    def counting(source, target, block):
+        names.append(f"{source.parent.name}/{source.name}")
+        return pour(source, target, block)
+    copying._pour = counting
+    scope = globals() | locals()
+    exec(sys.argv[3], scope)
+    scope["directory"] = staging.stage(experiment, here)
+    scope["found"] = {"directory": str(scope["directory"]), "copied": names}
+    exec(sys.argv[4], scope)
+    everyone = here.collect(scope["found"])
+    if here.rank == 0:
+        print(json.dumps(everyone))
+
+sys.exit(command.run(main))
+"""
+
+# Read what was staged, as the trainer does.
+READ = """
+from stemdl.data import normalise, pipeline, shards
+group = staging.group(experiment, here)
+split = shards.open_split(directory, "train")
+normaliser = normalise.measure(split, experiment.data, here)
+batches = pipeline.training(
+    split, normaliser, experiment.data, batch=2, seed=0, ranks=group, epoch=0
+)
+places = [shards.locate(split, i) for batch in batches for i in batch["index"].numpy()]
+found |= {
+    "count": split.count,
+    "seen": [(shard.path.name, shard.first + row) for shard, row in places],
+    "statistics": [normaliser.cbed_mean.tolist(), normaliser.potential_std],
+}
+"""
+
+
+@pytest.fixture
+def data(tmp_path):
+    directory = tmp_path / "data"
+    for seed, (split, counts) in enumerate({"train": (5, 6, 7), "dev": (4,)}.items()):
+        write_split(directory, split, counts, seed)
+    records = [manifest.shard_record(path) for path in sorted(directory.glob("*/*.h5"))]
+    files.write_json(directory / manifest.NAME, manifest.SCHEMA, {"shards": records})
+    return directory
+
+
+def start(tmp_path, ranks, ranks_a_node, before="", after="", **stage):
+    tree = {
+        "run": str(tmp_path / "run"),
+        "data": {"dir": str(tmp_path / "data")},
+        "stage": {"dir": str(tmp_path / "nvme"), "keep_free": 0} | stage,
+    }
+    (tmp_path / "stage.yaml").write_text(yaml.safe_dump(tree))
+    (tmp_path / "stage.py").write_text(STAGING)
+    script = [tmp_path / "stage.py", tmp_path / "stage.yaml", ranks_a_node, before, after]
+    return run_ranks(ranks, [str(each) for each in script], timeout=100)
+
+
+def result(done):
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def staged(directory):
+    return sorted(path.relative_to(directory).as_posix() for path in directory.glob("*/*.h5"))
+
+
+def test_ranks_of_a_node_share_the_copies_and_the_samples(tmp_path, data):
+    first, second = result(start(tmp_path, 2, 2, after=READ))
+    assert first["directory"] == second["directory"]
+    assert first["count"] == 18
+    assert first["copied"] and second["copied"]
+    copied = sorted(first["copied"] + second["copied"])
+    assert copied == staged(data) == staged(Path(first["directory"]))
+    used = [tuple(sample) for sample in first["seen"] + second["seen"]]
+    assert len(set(used)) == len(used) == 16  # 4 steps x 2 ranks x batch 2
+    again = result(start(tmp_path, 2, 2))
+    assert [each["copied"] for each in again] == [[], []]
+
+
+def test_nodes_hold_different_samples_and_one_normalisation(tmp_path, data):
+    first, second = result(start(tmp_path, 2, 1, after=READ))
+    assert [first["count"], second["count"]] == [9, 9]
+    dev = ["dev/00000.h5"]
+    assert staged(Path(first["directory"])) == [*dev, "train/00000.h5", "train/00001.h5"]
+    assert staged(Path(second["directory"])) == [*dev, "train/00001.h5", "train/00002.h5"]
+    used = [tuple(sample) for sample in first["seen"] + second["seen"]]
+    assert len(set(used)) == len(used) == 16
+    assert first["statistics"] == second["statistics"]
+    report = json.loads((tmp_path / "run" / "stage.json").read_text())
+    assert [node["slowest_rank"] for node in report["nodes"]] == [0, 1]
+    whole, _ = result(start(tmp_path, 2, 2, after=READ))
+    assert first["statistics"][1] == pytest.approx(whole["statistics"][1], rel=1e-12)
+
+
+def test_a_corrupt_source_stops_all_ranks_with_one_line(tmp_path, data):
+    path = data / "train" / "00002.h5"
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 1
+    path.write_bytes(content)
+    done = start(tmp_path, 2, 2)
+    assert done.returncode == 2
+    assert done.stderr.count("00002.h5: checksum is") == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_a_rank_killed_in_the_middle_loses_only_what_it_was_copying(tmp_path, data):
+    kill = """
+def killed(source, target, block):
+    if here.rank == 1 and len(names) == 1:
+        target.write_bytes(b"half")
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return counting(source, target, block)
+copying._pour = killed
+"""
+    done = start(tmp_path, 2, 2, kill)
+    assert done.returncode not in (0, 2)
+    target = next((tmp_path / "nvme").glob("*/node-0-of-1"))
+    finished = staged(target)
+    assert 1 <= len(finished) < 4
+    first, second = result(start(tmp_path, 2, 2))
+    assert sorted(finished + first["copied"] + second["copied"]) == staged(data)
+    assert not list(target.rglob("*.tmp"))
+
+
+def test_more_ranks_than_shards_and_than_streams(tmp_path, data):
+    for path in [*data.glob("train/0000[12].h5"), data / "manifest.json"]:
+        path.unlink()
+    everyone = result(start(tmp_path, 3, 3, streams=1))
+    assert [len(each["copied"]) for each in everyone] == [2, 0, 0]
+
+
+def test_fewer_samples_than_nodes(tmp_path, data):
+    for path in [*data.glob("train/*"), data / "manifest.json"]:
+        path.unlink()
+    write_split(data, "train", [2], 0)
+    done = start(tmp_path, 3, 1)
+    assert done.returncode == 2
+    assert done.stderr.count("2 samples are fewer than 3 nodes") == 1
+
+
+def test_a_job_waits_for_another_that_stages_to_the_same_place(tmp_path, data):
+    hold = """
+import fcntl, threading
+if here.rank == 1:  # the directory of node 1 is another job's for a second
+    node = staging._base(experiment) / "node-1-of-2"
+    node.mkdir(parents=True, exist_ok=True)
+    held = os.open(node / ".lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    threading.Timer(1, os.close, [held]).start()
+"""
+    done = start(tmp_path, 2, 1, hold)
+    result(done)
+    assert "another job is staging" in done.stdout
