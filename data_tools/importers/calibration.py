@@ -137,7 +137,7 @@ class Calibration:
 
 def settle(
     where: str,
-    scan: tuple[int, int],
+    scan: tuple[int, ...],
     found: Mapping[str, Known],
     given: Mapping[str, Known],
     disc: Disc | None,

@@ -4,7 +4,7 @@ Formats as their programs write them: EMD 1.0 (emdfile 0.0.16, py4DSTEM 0.14) nu
 dim0 ... dim3, EMD 0.x (Berkeley, Prismatic, py4DSTEM up to 0.12) dim1 ... dim4.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -106,11 +106,11 @@ def _emd(where: str, dataset: h5py.Dataset, given: Given) -> Scan:
     first = 0 if "dim0" in group else 1
     axes = [_dimension(group.get(f"dim{first + index}")) for index in range(4)]
     order = order_axes(where, axes, given, default=PLAIN)
-    found = steps(axes, order)
     calibration = _py4dstem(dataset)
     if calibration.get("QR_flip") and given.axes is None:
         order = Known((*order.value[:2], *order.value[:1:-1]), "file: QR_flip exchanges ky and kx")
-    return from_array(dataset, where, order, found=found | _calibrated(calibration, order))
+    found = steps(axes, order) | _calibrated(calibration, order)
+    return from_array(dataset, where, order, found=found)
 
 
 def _dimension(dim: h5py.Dataset | None) -> Axis:
@@ -197,6 +197,3 @@ def _olcf_zone(attributes: Mapping[str, Any], zone: int) -> tuple[int, ...]:
 def _text(value: Any) -> str:
     """Text of HDF5 attributes and scalars, which may be bytes."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
-Opener = Callable[[Path, Given, ExitStack], list[Scan]]

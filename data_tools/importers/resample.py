@@ -25,12 +25,12 @@ SAME = 0.01  # steps that differ by less than this part count as equal
 class Detector:
     """A grid of detector pixels; `origin` is the pixel (ky, kx) of the optic axis."""
 
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     step: Pair  # [1/Å]
     origin: Pair
 
 
-def centred(shape: tuple[int, int], step: float) -> Detector:
+def centred(shape: tuple[int, ...], step: float) -> Detector:
     """The detector of shards: square pixels, the optic axis in the middle."""
     return Detector(shape, (step, step), ((shape[0] - 1) / 2, (shape[1] - 1) / 2))
 
@@ -89,10 +89,10 @@ def detector_operator(source: Detector, target: Detector, angle: float) -> spars
 
 def check_detector(source: Detector, target: Detector, angle: float) -> None:
     """Raise a UserError if the target needs what the source did not measure."""
-    for axis, fine, coarse in zip(("ky", "kx"), target.step, source.step, strict=True):
+    for name, fine, coarse in zip(("ky", "kx"), target.step, source.step, strict=True):
         if fine < coarse * (1 - SAME):
             raise UserError(
-                f"detector pixels of {coarse:.4g} 1/Å along {axis} are wanted {fine:.4g} 1/Å wide: "
+                f"detector pixels of {coarse:.4g} 1/Å along {name} are wanted {fine:.4g} 1/Å wide: "
                 "finer than measured; train a network for such pixels (simulate.detector_bin)"
             )
     corners = [
@@ -111,8 +111,8 @@ def check_detector(source: Detector, target: Detector, angle: float) -> None:
             )
             raise UserError(
                 f"the detector reaches from {has} along {name}, wanted {wants}: beyond what was "
-                "measured; check --detector-step, --origin and --rotation, or train a network for "
-                "a smaller detector (simulate.detector)"
+                "measured; check --detector-step, --origin and --rotation, or take a smaller "
+                "detector (--detector, or a network trained with a smaller simulate.detector)"
             )
 
 

@@ -37,7 +37,7 @@ class Scan:
     """One scan. `rows(start, stop)` reads probe rows: (stop - start, Sx, Ky, Kx)."""
 
     where: str  # the file, and the place in it
-    shape: tuple[int, int, int, int]  # (Sy, Sx, Ky, Kx)
+    shape: tuple[int, ...]  # (Sy, Sx, Ky, Kx)
     dtype: np.dtype
     rows: Callable[[int, int], NDArray]
     found: Mapping[str, Known] = field(default_factory=dict)  # calibration that the file has
