@@ -94,11 +94,10 @@ def build():
     import tensorflow as tf
 
     from stemdl import config, ranks
-    from stemdl.reduction import levers
+    from stemdl.reduction import levers, plan
     from stemdl.training import devices
     from stemdl.training.state import State
     from stemdl.training.step import training_step
-    from stemdl.training.trainer import plan_groups
 
     here = ranks.discover()
     cores = sorted(os.sched_getaffinity(0))
@@ -107,7 +106,7 @@ def build():
     devices.set_up(experiment.train, experiment.seed, here)
     levers.start(experiment.reduction, here)
     state = State(experiment, (CBED, POTENTIAL), 100, here)
-    groups = plan_groups(experiment, state.model.trainable_variables)
+    groups = plan.groups(state.model, (CBED, POTENTIAL), experiment, here)
     step = training_step(state, groups, experiment, here)
     count = experiment.train.batch
     batch = {

@@ -1,5 +1,6 @@
 """What a step of an experiment hands to the reduction, from its network's graph; nothing is run."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from stemdl.schema import Experiment
 class Expected:
     """One rank's step: gradients with ready times, duration, and work."""
 
-    gradients: tuple[Gradient, ...]
+    gradients: list[Gradient]
     compute: float  # forward and backward pass, one operation after another [s]
     critical_path: float  # the same with unlimited parallelism [s]
     flops: float  # of the whole step, as `network.flops` counts
@@ -27,7 +28,7 @@ class Expected:
     def lasting(self, seconds: float) -> "Expected":
         """The same with all times scaled, so that the step computes for `seconds`."""
         factor = seconds / self.compute
-        gradients = tuple(replace(each, ready=each.ready * factor) for each in self.gradients)
+        gradients = [replace(each, ready=each.ready * factor) for each in self.gradients]
         return replace(
             self,
             gradients=gradients,
@@ -59,13 +60,13 @@ def expect(experiment: Experiment, rates: Rates) -> Expected:
     cbed, potential = shapes(experiment)
     settings = experiment.train
     model = layouts.sketch(experiment.network, cbed, potential, compute=settings.precision.compute)
-    gradients, weights = timeline.of_sketch(model, _difference)
+    gradients, weights = timeline.of_sketch(model, difference)
     micro = settings.batch // settings.accumulate
     batch = [tf.TensorSpec((micro, *shape), tf.float32) for shape in (cbed, potential)]
     operations, outputs = timeline.trace(gradients, [*batch, *weights])
     times = timeline.predict(operations, outputs, rates)
     before = (settings.accumulate - 1) * times.end
-    ready = tuple(before + each for each in times.ready)
+    ready = [before + each for each in times.ready]
     assert times.critical_path is not None
     return Expected(
         gradients=describe(model, ready, experiment.reduction.wire),
@@ -75,12 +76,12 @@ def expect(experiment: Experiment, rates: Rates) -> Expected:
     )
 
 
-def describe(model: keras.Model, ready: tuple[float, ...], wire: str) -> tuple[Gradient, ...]:
+def describe(model: keras.Model, ready: Sequence[float], wire: str) -> list[Gradient]:
     """The gradients of a model's trainable variables, with ready times [s] and bytes on the wire.
 
     A variable's scope is its layer: its path without the last part.
     """
-    return tuple(
+    return [
         Gradient(
             index=index,
             scope=variable.path.rpartition("/")[0],
@@ -88,8 +89,9 @@ def describe(model: keras.Model, ready: tuple[float, ...], wire: str) -> tuple[G
             ready=time,
         )
         for index, (variable, time) in enumerate(zip(model.trainable_variables, ready, strict=True))
-    )
+    ]
 
 
-def _difference(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+def difference(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    """Mean absolute difference, float32 scalar."""
     return tf.reduce_mean(tf.abs(outputs - targets))

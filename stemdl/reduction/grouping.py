@@ -158,6 +158,9 @@ def _optimal(ordered: list[Gradient], link: Link) -> list[list[Gradient]]:
     f(i) - beta S_i. Let p be the last i with f(i) <= r_j. Among i <= p the cost falls with i: take
     p. Among i > p it rises with i: take p + 1. As r_j rises, p only moves forward.
 
+    Every beginning of the sequence, too, ends as early as it can: that leaves room for gradients
+    that come later than foreseen.
+
     The problem is that of MG-WFBP (Shi, Chu, Li, INFOCOM 2019), solved here exactly.
     """
     count = len(ordered)

@@ -19,10 +19,11 @@ from stemdl import files
 from stemdl.console import say
 from stemdl.errors import UserError
 from stemdl.reduction import expected
+from stemdl.reduction.plan import Outlook
 from stemdl.reduction.timeline import Rates
 from stemdl.scaling import figure
 from stemdl.scaling.machine import QUANTITIES, Description, Machine, Published, load
-from stemdl.scaling.simulator import Job, Step, Strategy, simulate
+from stemdl.scaling.simulator import Job, Step, Strategy, link, simulate
 from stemdl.schema import Experiment
 
 SCHEMA = "stemdl.scale/1"
@@ -147,7 +148,7 @@ def _job(experiment: Experiment, machine: Machine) -> Job:
     sample = math.prod(cbed) * np.dtype(experiment.simulate.dtype).itemsize
     sample += math.prod(potential) * 4
     return Job(
-        gradients=step.gradients,
+        gradients=tuple(step.gradients),
         compute=step.compute,
         update=weights * ADAM_TRAFFIC / machine.memory_bandwidth,
         input_bytes=experiment.train.batch * sample,
@@ -178,6 +179,19 @@ def _strategies(experiment: Experiment) -> tuple[Strategy, ...]:
         {"name": "global input", "global_input": True},
     ]
     return tuple(replace(common, **variant) for variant in variants)
+
+
+def outlook(experiment: Experiment) -> Outlook:
+    """What `stemdl plan` needs, on the largest number of ranks of `scale.ranks`.
+
+    Raises:
+        UserError: the machine file or the experiment cannot be used.
+    """
+    study, description = prepare(experiment)
+    ranks = max(experiment.scale.ranks)
+    cost = link(study.machine, study.strategy(MAIN), ranks)
+    job = study.job
+    return Outlook(list(job.gradients), job.compute, cost, ranks, f"{description.name}, modelled")
 
 
 MAIN, WORST = "bitvector, layer", "coordinator"

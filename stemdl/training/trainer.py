@@ -10,9 +10,8 @@ seed and the position, so that a run that was cut ends where the unbroken one wo
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -23,8 +22,7 @@ from stemdl.data import pipeline
 from stemdl.errors import EXIT_USER_ERROR, UserError
 from stemdl.network import flops
 from stemdl.ranks import Ranks, stop_all
-from stemdl.reduction import grouping, levers
-from stemdl.reduction.allreduce import WIRE
+from stemdl.reduction import levers, plan
 from stemdl.schema import Experiment
 from stemdl.training import devices
 from stemdl.training.feed import Feed, open_feed
@@ -86,8 +84,7 @@ class Trainer:
         self.interruption, self.watchdog = interruption, watchdog
         self.state = State(experiment, feed.shapes, feed.steps_per_epoch, ranks)
         self.total_steps = feed.steps_per_epoch * experiment.train.epochs
-        with ranks.together("planning the reduction"):
-            groups = plan_groups(experiment, self.state.model.trainable_variables)
+        groups = plan.groups(self.state.model, feed.shapes, experiment, ranks)
         self.step = training_step(self.state, groups, experiment, ranks)
         self.validation = validation_step(self.state.model, experiment)
         source = self.state.resume()
@@ -287,18 +284,3 @@ class Trainer:
 
     def _say(self, message: str) -> None:
         say(f"train: {message}", rank=self.ranks.rank)
-
-
-def plan_groups(experiment: Experiment, variables: Sequence[Any]) -> list[list[int]]:
-    """Groups of the gradients of `variables` by `reduction.planner`, last layers first."""
-    wire_bytes = WIRE[experiment.reduction.wire].size
-    gradients = [
-        grouping.Gradient(
-            index=index,
-            scope=variable.path.rsplit("/", 1)[0],
-            bytes=int(np.prod(variable.shape)) * wire_bytes,
-            ready=float(len(variables) - index),
-        )
-        for index, variable in enumerate(variables)
-    ]
-    return grouping.plan(experiment.reduction.planner, gradients)
