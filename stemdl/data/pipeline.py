@@ -14,6 +14,7 @@ ready: a rank holds at most readers + prefetch + 1 batches, whatever the size of
 
 import os
 import re
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -68,30 +69,22 @@ def training(
         UserError: too few samples, or statistics of another detector.
     """
     rank, size = split.place(ranks)
-    steps = steps_per_epoch(split.count, batch, size)
-    # One stream of random numbers an epoch; number i of each draw belongs to sample i.
-    random = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch])))
-    places = random.permutation(split.count)[: steps * size * batch].reshape(steps, size, batch)
+    plan = training_order(split.count, batch, size, seed=seed, epoch=epoch)[start_step:, rank]
+    # Number i of each draw belongs to sample i.
+    random = _random(seed, epoch, "augmentation")
     operations = random.integers(
         symmetry.order(split.cbed_shape, split.potential_shape or ()), size=split.count
     )
     levels = random.uniform(0, settings.noise, split.count).astype(np.float32)
     noise_seed = int(random.integers(2**31))
-
     read = _reader(split, operations if settings.symmetry else None)
-    weight = np.ones(batch, np.float32)
-
-    def plan(step: int) -> tuple[np.ndarray, np.ndarray]:
-        return places[step, rank].astype(np.int32), weight
 
     def augment(cbed: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
         if settings.noise == 0:
             return cbed
         return _noisy(cbed, tf.gather(levels, index), noise_seed, index)
 
-    return _dataset(
-        split, normaliser, settings, range(start_step, steps), batch, plan, read, augment
-    )
+    return _dataset(split, normaliser, settings, plan, np.ones(plan.shape), read, augment)
 
 
 def evaluation(
@@ -111,20 +104,33 @@ def evaluation(
         UserError: statistics of another detector.
     """
     rank, size = split.place(ranks)
-    mine = np.arange(split.count * rank // size, split.count * (rank + 1) // size)
-    most = -(-split.count // size)
-    steps = -(-(max(ranks.collect(most)) if split.node_part else most) // batch)
+    steps = -(-split.count // (size * batch))
+    if split.node_part:  # other nodes may have one more
+        steps = max(ranks.collect(steps))
+    plan, weight = evaluation_order(split.count, batch, rank, size, steps)
+    return _dataset(split, normaliser, settings, plan, weight, _reader(split), lambda cbed, _: cbed)
+
+
+def training_order(count: int, batch: int, size: int, *, seed: int, epoch: int) -> np.ndarray:
+    """Samples (steps, ranks, batch) of an epoch: one permutation of all, cut in steps, then ranks.
+
+    Raises:
+        UserError: too few samples for a step.
+    """
+    steps = steps_per_epoch(count, batch, size)
+    order = _random(seed, epoch, "order").permutation(count)
+    return order[: steps * size * batch].reshape(steps, size, batch).astype(np.int32)
+
+
+def evaluation_order(
+    count: int, batch: int, rank: int, size: int, steps: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Samples and weights (steps, batch) of a rank: its run of `count`, filled up at weight 0."""
+    mine = np.arange(count * rank // size, count * (rank + 1) // size)
     index = np.zeros(steps * batch, np.int32)
     index[: len(mine)] = mine
-    weight = (np.arange(steps * batch) < len(mine)).astype(np.float32)
-
-    def plan(step: int) -> tuple[np.ndarray, np.ndarray]:
-        part = slice(step * batch, (step + 1) * batch)
-        return index[part], weight[part]
-
-    return _dataset(
-        split, normaliser, settings, range(steps), batch, plan, _reader(split), lambda cbed, _: cbed
-    )
+    weight = np.arange(steps * batch) < len(mine)
+    return index.reshape(steps, batch), weight.reshape(steps, batch)
 
 
 @contextmanager
@@ -146,13 +152,14 @@ def _dataset(
     split: shards.Split,
     normaliser: Normaliser,
     settings: schema.Data,
-    steps: range,
-    batch: int,
-    plan: Callable[[int], tuple[np.ndarray, np.ndarray]],
+    plan: np.ndarray,
+    weights: np.ndarray,
     read: Callable[[np.ndarray], Sample],
     augment: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
 ) -> tf.data.Dataset:
-    """The elements of `steps`: planned, read, prepared and augmented."""
+    """Batches of the samples that `plan` (steps, B) names: read, prepared and augmented."""
+    steps, batch = plan.shape
+    weights = weights.astype(np.float32)
     detector = split.cbed_shape[2:]
     if normaliser.cbed_mean.shape not in ((), detector):
         raise UserError(
@@ -166,8 +173,7 @@ def _dataset(
         dtypes["potential"] = split.shards[0].potential_dtype
 
     def fetch(step: np.int64) -> list[np.ndarray]:
-        index, weight = plan(int(step))
-        return [index, weight, *read(index).values()]
+        return list(read(plan[step]).values())
 
     # Compiled: one pass over memory instead of one for each operation.
     @tf.function(jit_compile=True, autograph=False)
@@ -179,24 +185,28 @@ def _dataset(
 
     @tf.autograph.experimental.do_not_convert
     def element(step: tf.Tensor) -> dict[str, tf.Tensor]:
-        index, weight, *arrays = tf.numpy_function(
-            fetch, [step], [np.int32, np.float32, *dtypes.values()], stateful=False
-        )
-        index, weight = tf.ensure_shape(index, [batch]), tf.ensure_shape(weight, [batch])
+        arrays = tf.numpy_function(fetch, [step], list(dtypes.values()), stateful=False)
         stored = {
             name: tf.ensure_shape(array, shapes[name])
             for name, array in zip(shapes, arrays, strict=True)
         }
+        index, weight = tf.gather(plan, step), tf.gather(weights, step)
         ready = prepare(stored)
         return {**ready, "cbed": augment(ready["cbed"], index), "index": index, "weight": weight}
 
-    dataset = tf.data.Dataset.range(steps.start, steps.stop)
+    dataset = tf.data.Dataset.range(steps)
     dataset = dataset.map(element, num_parallel_calls=settings.readers, deterministic=True)
     options = tf.data.Options()
     options.autotune.enabled = False  # memory stays what the settings say
     options.threading.private_threadpool_size = settings.readers
     options.threading.max_intra_op_parallelism = 1
     return dataset.prefetch(settings.prefetch).with_options(options)
+
+
+def _random(seed: int, epoch: int, purpose: str) -> np.random.Generator:
+    """A stream of random numbers of its own for each purpose in each epoch."""
+    entropy = [seed, epoch, zlib.crc32(purpose.encode())]
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
 
 
 def _noisy(cbed: tf.Tensor, level: tf.Tensor, seed: int, index: tf.Tensor) -> tf.Tensor:
@@ -244,14 +254,15 @@ def _read_sample(
     shard: shards.Shard, row: int, out: Sample, descriptor: "Callable[[Path], _Descriptor]"
 ) -> None:
     """Fill `out` with one sample, by its byte ranges where the shard is contiguous."""
-    if shard.cbed_offset is None:
+    begins = {"cbed": shard.cbed_offset, "potential": shard.potential_offset}
+    offsets = {name: begin for name, begin in begins.items() if begin is not None}
+    if not out.keys() <= offsets.keys():
         for name, array in shards.read_samples(shard, [row]).items():
             out[name][...] = array[0]
         return
     file = descriptor(shard.path)  # held, so that it stays open while it is read
-    offsets = {"cbed": shard.cbed_offset, "potential": shard.potential_offset}
     for name, array in out.items():
-        offset = (offsets[name] or 0) + (shard.first + row) * array.nbytes
+        offset = offsets[name] + (shard.first + row) * array.nbytes
         view = memoryview(array.data).cast("B")
         while view:
             count = os.preadv(file.number, [view], offset)

@@ -40,22 +40,27 @@ def main():
 sys.exit(command.run(main))
 """
 
-# Read what was staged, as the trainer does.
-READ = """
-from stemdl.data import normalise, pipeline, shards
-group = staging.group(experiment, here)
+MEASURE = """
+from stemdl.data import normalise, shards
 split = shards.open_split(directory, "train")
 normaliser = normalise.measure(split, experiment.data, here)
+found["count"] = split.count
+found["statistics"] = [normaliser.cbed_mean.tolist(), normaliser.potential_std]
+"""
+
+# Read what was staged, as the trainer does.
+TRAIN = (
+    MEASURE
+    + """
+from stemdl.data import pipeline
+group = staging.group(experiment, here)
 batches = pipeline.training(
     split, normaliser, experiment.data, batch=2, seed=0, ranks=group, epoch=0
 )
 places = [shards.locate(split, i) for batch in batches for i in batch["index"].numpy()]
-found |= {
-    "count": split.count,
-    "seen": [(shard.path.name, shard.first + row) for shard, row in places],
-    "statistics": [normaliser.cbed_mean.tolist(), normaliser.potential_std],
-}
+found["seen"] = [(shard.path.name, shard.first + row) for shard, row in places]
 """
+)
 
 
 @pytest.fixture
@@ -89,31 +94,29 @@ def staged(directory):
     return sorted(path.relative_to(directory).as_posix() for path in directory.glob("*/*.h5"))
 
 
-def test_ranks_of_a_node_share_the_copies_and_the_samples(tmp_path, data):
-    first, second = result(start(tmp_path, 2, 2, after=READ))
+def test_ranks_of_a_node_share_the_copies(tmp_path, data):
+    first, second = result(start(tmp_path, 2, 2, after=MEASURE))
     assert first["directory"] == second["directory"]
     assert first["count"] == 18
     assert first["copied"] and second["copied"]
     copied = sorted(first["copied"] + second["copied"])
     assert copied == staged(data) == staged(Path(first["directory"]))
-    used = [tuple(sample) for sample in first["seen"] + second["seen"]]
-    assert len(set(used)) == len(used) == 16  # 4 steps x 2 ranks x batch 2
     again = result(start(tmp_path, 2, 2))
     assert [each["copied"] for each in again] == [[], []]
 
 
 def test_nodes_hold_different_samples_and_one_normalisation(tmp_path, data):
-    first, second = result(start(tmp_path, 2, 1, after=READ))
+    first, second = result(start(tmp_path, 2, 1, after=TRAIN))
     assert [first["count"], second["count"]] == [9, 9]
     dev = ["dev/00000.h5"]
     assert staged(Path(first["directory"])) == [*dev, "train/00000.h5", "train/00001.h5"]
     assert staged(Path(second["directory"])) == [*dev, "train/00001.h5", "train/00002.h5"]
     used = [tuple(sample) for sample in first["seen"] + second["seen"]]
-    assert len(set(used)) == len(used) == 16
+    assert len(set(used)) == len(used) == 16  # 4 steps x 2 ranks x batch 2
     assert first["statistics"] == second["statistics"]
     report = json.loads((tmp_path / "run" / "stage.json").read_text())
     assert [node["slowest_rank"] for node in report["nodes"]] == [0, 1]
-    whole, _ = result(start(tmp_path, 2, 2, after=READ))
+    whole, _ = result(start(tmp_path, 2, 2, after=MEASURE))
     assert first["statistics"][1] == pytest.approx(whole["statistics"][1], rel=1e-12)
 
 
