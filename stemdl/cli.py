@@ -65,6 +65,13 @@ def parser() -> argparse.ArgumentParser:
     predict.add_argument(
         "--to", type=Path, help="HDF5 file to write, a picture beside it [FILE.potential.h5]"
     )
+    planning = verb("plan", _plan, "show when gradients are ready and how planners group them")
+    _experiment_arguments(planning)
+    planning.add_argument(
+        "--measure", action="store_true", help="on the ranks at hand [model: scale.machine]"
+    )
+    scaling = verb("scale", _scale, "model step time and efficiency up to scale.ranks ranks")
+    _experiment_arguments(scaling)
     launch = verb("launch", _launch, "write an experiment's job script, and submit it as a chain")
     _experiment_arguments(launch)
     launch.add_argument(
@@ -134,6 +141,28 @@ def _predict(parsed: argparse.Namespace) -> int:
 
     target = parsed.to or parsed.file.with_suffix(".potential.h5")
     predict.predict(parsed.run_directory, parsed.file, target, ranks.discover())
+    return 0
+
+
+def _plan(parsed: argparse.Namespace) -> int:
+    experiment = config.load(parsed.config, parsed.overrides)
+    here = ranks.discover()  # first: ranks that do not see each other are refused at once
+    from stemdl.reduction import plan
+    from stemdl.scaling import study
+    from stemdl.training import rehearsal
+
+    outlook = rehearsal.rehearse(experiment, here) if parsed.measure else None
+    with here.together("planning the reduction"):
+        if here.rank == 0:
+            plan.report(experiment, outlook or study.outlook(experiment))
+    return 0
+
+
+def _scale(parsed: argparse.Namespace) -> int:
+    experiment = config.load(parsed.config, parsed.overrides)
+    from stemdl.scaling import study
+
+    study.scale(experiment)
     return 0
 
 

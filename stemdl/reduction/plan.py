@@ -49,7 +49,9 @@ def measure(
     micro = experiment.train.batch // experiment.train.accumulate
     with ranks.together("measuring when gradients are ready"):
         batch = [tf.random.normal((micro, *shape)) for shape in shapes]
-        here = timeline.measure(timeline.of_model(model, expected.difference), batch)
+        gradients = timeline.of_model(model, expected.difference)
+        clock = timeline.python_clock if experiment.train.deterministic else tf.timestamp
+        here = timeline.measure(gradients, batch, clock=clock)
     ready = np.max(ranks.collect(here.ready), axis=0)
     end = max(ranks.collect(here.end))
     before = (experiment.train.accumulate - 1) * end
