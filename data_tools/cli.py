@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from data_tools.importers.options import add_options, read_given, read_wish
 from stemdl import command, config, files, ranks
 from stemdl.console import progress, say
 from stemdl.data import manifest, shards
@@ -14,6 +15,8 @@ EXAMPLES = """examples:
   stemdl-data simulate configs/demo.yaml                    on all cores of this machine
   stemdl-data simulate configs/demo.yaml simulate.dose=1e4 data.dir=data/noisy
   mpirun -n 64 stemdl-data simulate configs/demo.yaml       over MPI ranks; the same bytes
+  stemdl-data import scan.dm4 --to data/mine --match runs/demo --scan-step 0.4
+                                                            for stemdl predict runs/demo
   stemdl-data inspect data/demo --png look.png              what is in a data set
   stemdl-data verify data/demo                              every checksum
 
@@ -46,6 +49,16 @@ def _parser() -> argparse.ArgumentParser:
         "overrides", metavar="key=value", nargs="*", help="such as simulate.samples.train=5000"
     )
     simulate.set_defaults(run=_simulate)
+
+    importing = verbs.add_parser(
+        "import",
+        help="bring measured or others' data into shards",
+        description="Read 4D-STEM data of other programs and cameras, show their calibration, and "
+        "cut them into samples; with --match, on the scan step, detector sampling and shape that a "
+        "trained network takes. docs/import.md lists the formats.",
+    )
+    add_options(importing)
+    importing.set_defaults(run=_import)
 
     inspect = verbs.add_parser(
         "inspect",
@@ -80,6 +93,19 @@ def _simulate(options: argparse.Namespace) -> int:
         + (f"; kept {done['kept']} finished shards" if done["kept"] else ""),
         rank=here.rank,
     )
+    return 0
+
+
+def _import(options: argparse.Namespace) -> int:
+    from data_tools.importers.convert import convert
+
+    wish = read_wish(options)
+    made = convert(options.source, options.to, read_given(options), wish, dry_run=options.dry_run)
+    if not made:
+        return 0
+    say(f"{options.to}: {len(made)} shards in {wish.split}/, {made[0].name} and on")
+    if options.match is not None:
+        say(f"reconstruct them with: stemdl predict {options.match} {made[0]}")
     return 0
 
 

@@ -57,7 +57,7 @@ def convert(
         _check_neighbours(folder, first, kind)
         written: list[Path] = []
         try:
-            samples = _samples(scans, first, given, wish, kind)
+            samples = _samples(path, scans, first, given, wish, kind)
             total = len(scans) * first.cut.count
             for samples_of_shard in _batches(progress(samples, "importing", total=total), wish):
                 target = folder / f"{name}-{len(written):05d}.h5"
@@ -113,7 +113,7 @@ class Sample:
 
 
 def _samples(
-    scans: list[Scan], first: Prepared, given: Given, wish: Wish, kind: TrainedOn | None
+    path: Path, scans: list[Scan], first: Prepared, given: Given, wish: Wish, kind: TrainedOn | None
 ) -> Iterator[Sample]:
     index = 0
     for scan in scans:
@@ -127,17 +127,20 @@ def _samples(
         if scan.potential is not None and is_whole(scan, ready.cut):
             potential = scan.potential().astype(np.float32)
         for start, patterns in fields(scan, ready.cut):
-            cbed = (patterns * np.float32(ready.scale)).astype(wish.dtype)
+            with np.errstate(over="ignore"):
+                cbed = (patterns * np.float32(ready.scale)).astype(wish.dtype)
             if not np.isfinite(cbed).all():
                 raise UserError(
                     f"{scan.where}: intensities reach {patterns.max() * ready.scale:g}, too much "
                     f"for {wish.dtype}; give --dtype float32 or --beam"
                 )
-            yield Sample(cbed, _record(ready, wish, start, index), potential)
+            yield Sample(cbed, _record(path, ready, wish, start, index), potential)
             index += 1
 
 
-def _record(ready: Prepared, wish: Wish, start: tuple[int, int], index: int) -> NDArray[np.void]:
+def _record(
+    path: Path, ready: Prepared, wish: Wish, start: tuple[int, int], index: int
+) -> NDArray[np.void]:
     """The sample's row of the table; NaN where nobody knows."""
     record = np.zeros((), shards.SAMPLE)
     for name in ("defocus", "cs", "thickness", "dose", "mean_z"):
@@ -145,7 +148,7 @@ def _record(ready: Prepared, wish: Wish, start: tuple[int, int], index: int) -> 
     for name in ("energy", "semi_angle"):
         known = getattr(ready.calibration, name)
         record[name] = math.nan if known is None else known.value
-    record["material"] = Path(ready.scan.where).name.encode()[-96:]
+    record["material"] = ready.scan.where.removeprefix(f"{path.parent}/").encode()[-96:]
     for name, value in ready.scan.sample.items():
         record[name] = value.encode() if isinstance(value, str) else value
     if wish.material is not None:

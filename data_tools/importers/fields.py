@@ -119,17 +119,10 @@ def _plan(scan: Scan, calibration: Calibration, wanted: Wanted) -> Cut:
         field=field,
         ratio=ratio,
         starts=(
-            _starts(scan.shape[0], field[0], ratio[0], wanted.overlap),
-            _starts(scan.shape[1], field[1], ratio[1], wanted.overlap),
+            resample.starts(scan.shape[0], field[0], ratio[0], wanted.overlap),
+            resample.starts(scan.shape[1], field[1], ratio[1], wanted.overlap),
         ),
     )
-
-
-def _starts(available: int, count: int, ratio: float, overlap: int) -> list[int]:
-    if overlap >= count:
-        raise UserError(f"--overlap is {overlap}, wanted less than the {count} probes of a field")
-    stride = max(1, int((count - overlap) * ratio + 1e-9))
-    return resample.starts(available, resample.extent(count, ratio), stride)
 
 
 def _whole_pixels(source: Detector, wanted: Wanted) -> tuple[Detector, Detector]:

@@ -180,7 +180,7 @@ def _one_pattern(stack: h5py.Dataset, zone: int, start: int, stop: int) -> NDArr
 
 
 def _olcf_optics(attributes: Mapping[str, Any], zone: int) -> dict[str, Known]:
-    found = {}
+    found = {"rotation": Known(0.0, "simulated")}
     if "energy_keV" in attributes:
         found["energy"] = Known(float(np.ravel(attributes["energy_keV"])[0]), "file: energy_keV")
     if "semi_angles_rad" in attributes:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_tools.importers.calibration import Known
-from data_tools.importers.scan import Given, Scan
+from data_tools.importers.scan import Given, Scan, library
 from stemdl.errors import UserError
 
 HEADER = ("input_shape", "output_shape", "input_dtype", "output_dtype", "input_name", "output_name")
@@ -29,8 +29,7 @@ def open_records(path: Path, given: Given, stack: ExitStack) -> list[Scan]:
     Raises:
         UserError: no such records, or the probes are no square and --scan is not given.
     """
-    import lmdb
-
+    lmdb = library("lmdb", path)
     try:
         environment = stack.enter_context(
             lmdb.open(str(path), subdir=path.is_dir(), readonly=True, lock=False, max_readers=1)
@@ -64,7 +63,7 @@ def open_records(path: Path, given: Given, stack: ExitStack) -> list[Scan]:
             stored,
             dtype,
             partial(_rows, get, (f"{name}_{index}", dtype, stored)),
-            found={"origin": origin},
+            found={"origin": origin, "rotation": Known(0.0, "simulated")},
             potential=partial(_potential, get, potential, index),
         )
         for index in range(count)

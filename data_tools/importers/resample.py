@@ -116,11 +116,6 @@ def check_detector(source: Detector, target: Detector, angle: float) -> None:
             )
 
 
-def places(start: int, count: int, ratio: float) -> NDArray[np.float64]:
-    """Where `count` probes, `ratio` steps apart, lie from probe `start` on [steps of the scan]."""
-    return start + np.arange(count) * ratio
-
-
 def step_ratio(step: float, wanted: float) -> float:
     """The wanted scan step in steps of the scan; a whole number where it is one within SAME.
 
@@ -142,19 +137,26 @@ def extent(count: int, ratio: float) -> int:
     return int(np.ceil((count - 1) * ratio - 1e-9)) + 1
 
 
-def starts(available: int, needed: int, stride: int) -> list[int]:
-    """First probes of fields that cover an axis: `stride` apart, the last one flush with the end.
+def starts(available: int, count: int, ratio: float, overlap: int) -> list[int]:
+    """First probes of fields of `count` probes that cover an axis, `overlap` probes in common.
+
+    The last field lies flush with the end if any of its probes would be left out otherwise.
 
     Raises:
-        UserError: the scan is smaller than one field.
+        UserError: the scan is smaller than one field, or fields would not advance.
     """
+    if overlap >= count:
+        raise UserError(f"--overlap is {overlap}, wanted less than the {count} probes of a field")
+    needed = extent(count, ratio)
     if available < needed:
         raise UserError(
-            f"the scan has {available} probe positions along an axis, a field of the network "
-            f"needs {needed}; train a network for a smaller scan (simulate.scan)"
+            f"the scan has {available} probe positions along an axis, a field needs {needed} "
+            f"({count} probes, {ratio:.4g} steps apart); take a smaller field (--field, or a "
+            "network trained with a smaller simulate.scan)"
         )
     last = available - needed
-    return [*range(0, last, stride), last]
+    found = list(range(0, last + 1, int((count - overlap) * ratio + 1e-9)))
+    return found if last - found[-1] < ratio else [*found, last]
 
 
 def interpolated(values: NDArray, at: NDArray[np.float64], axis: int) -> NDArray:

@@ -11,16 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from data_tools.importers.calibration import Known
-from data_tools.importers.scan import Axis, Given, Scan, from_array, from_frames, order_axes, steps
+from data_tools.importers.scan import (
+    Axis,
+    Given,
+    Scan,
+    from_array,
+    from_frames,
+    library,
+    order_axes,
+    steps,
+)
 from stemdl.errors import UserError
 
 
 def plugin(path: Path) -> Mapping[str, Any] | None:
     """rosettasciio's reader for a file of this name."""
-    from rsciio import IO_PLUGINS
-
     extension = path.suffix[1:].lower()
-    for each in IO_PLUGINS:
+    for each in library("rsciio", path).IO_PLUGINS:
         if extension in [known.lower() for known in each["file_extensions"]]:
             return each
     return None
@@ -99,10 +106,9 @@ def _mib_scan(path: Path, given: Given) -> tuple[int, int] | None:
 
 def _mib_complete(path: Path, scan: tuple[int, int]) -> None:
     """Raise a UserError if the file has not as many patterns as the scan."""
-    from rsciio.quantumdetector import load_mib_data
-
+    reader = library("rsciio.quantumdetector", path)
     try:
-        frames = load_mib_data(str(path), lazy=True).shape[0]
+        frames = reader.load_mib_data(str(path), lazy=True).shape[0]
     except Exception as error:
         raise UserError(f"{path}: cannot be read as a .mib file ({error})") from error
     if frames != scan[0] * scan[1]:

@@ -5,10 +5,12 @@ file has them; from here on they go (y, x, ky, kx). Patterns come by rows of the
 file of any size streams.
 """
 
+import importlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -137,6 +139,21 @@ def steps(axes: Sequence[Axis], order: Known) -> dict[str, Known]:
         if step is not None and step.unit in units and named[slow].unit == named[fast].unit:
             found[key] = Known(step, "file")
     return found
+
+
+def library(name: str, path: Path) -> Any:
+    """An optional library that reading `path` needs.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(
+            f"{path}: reading it needs {error.name}, which is not installed; "
+            "pip install 'stemdl[formats]'"
+        ) from error
 
 
 def arranged(scan: Scan, given: Given) -> Scan:

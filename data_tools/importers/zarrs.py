@@ -11,7 +11,7 @@ from typing import Any
 
 from data_tools.importers.calibration import Known
 from data_tools.importers.hdf5 import choose, plain
-from data_tools.importers.scan import Axis, Given, Scan, from_array, order_axes, steps
+from data_tools.importers.scan import Axis, Given, Scan, from_array, library, order_axes, steps
 from stemdl.errors import UserError
 
 CARTESIAN = ("x", "y", "kx", "ky")  # in the order of abTEM's arrays: x is the slower
@@ -23,8 +23,7 @@ def open_zarr(path: Path, given: Given, stack: ExitStack) -> list[Scan]:
     Raises:
         UserError: no zarr, no scan in it, or several and no --key.
     """
-    import zarr
-
+    zarr = library("zarr", path)
     try:
         root = zarr.open(path, mode="r")
     except Exception as error:  # zarr's errors have no common class
@@ -78,7 +77,9 @@ def _simulated(where: str, array: Any, metadata: dict[str, Any], given: Given) -
             f"{where}: its patterns have the zero frequency in the corner; write it again with "
             "fftshift=True"
         )
-    found = steps(axes, order) | {"beam": Known(1.0, "file: abTEM's beam")}
+    found = steps(axes, order)
+    found["beam"] = Known(1.0, "abTEM's whole beam")
+    found["rotation"] = Known(0.0, "simulated")
     if "energy" in metadata:
         found["energy"] = Known(metadata["energy"] * 1e-3, "file: energy")
     if "semiangle_cutoff" in metadata:

@@ -1,6 +1,7 @@
 """Readers find every value where another program wrote it, and the calibration that it wrote."""
 
 import itertools
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,12 @@ def test_truncated_and_missing_files(tmp_path: Path) -> None:
     refused(tmp_path / "c.xyz", "no format that is known")
 
 
+def test_a_library_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.dm4").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "rsciio", None)
+    refused(tmp_path / "a.dm4", r"reading it needs rsciio.*pip install 'stemdl\[formats\]'")
+
+
 # py4DSTEM and EMD
 
 
@@ -229,7 +236,7 @@ def test_olcf_patterns_are_single_probes_along_zone_axes(tmp_path: Path) -> None
             np.stack([scan.rows(0, 1)[0, 0] for scan in scans]), stacks.reshape(6, 8, 8)
         )
         last = scans[5]
-    assert values(last) == {"energy": 140.0, "semi_angle": pytest.approx(5.0)}
+    assert values(last) == {"energy": 140.0, "semi_angle": pytest.approx(5.0), "rotation": 0}
     assert last.sample == {
         "material": "mp-1",
         "prototype": "sample_1_4",
@@ -344,6 +351,7 @@ def test_abtem(tmp_path: Path, legacy: bool) -> None:
         "scan_step": ((0.4, 0.5), "Å"),
         "detector_step": ((0.02, 0.03), "1/Å"),
         "beam": 1.0,
+        "rotation": 0.0,
         "energy": 200.0,
         "semi_angle": 21.4,
         "origin": (3.0, 5.0),
