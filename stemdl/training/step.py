@@ -1,8 +1,8 @@
 """The training step and the validation step: one tf.function each, all in the graph.
 
-forward in the compute dtype -> fp32 loss -> scaled gradients -> grouped allreduce -> unscale
--> are the *reduced* gradients finite? (so all ranks skip alike) -> update -> scaler update
-
+Forward in the compute dtype, fp32 loss, scaled gradients, grouped allreduce, unscaling, then the
+question whether the *reduced* gradients are finite (so that all ranks skip alike), the update of
+the weights and the update of the loss scaler.
 """
 
 import time

@@ -84,19 +84,41 @@ def _ancestors(process: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("planner", PLANNERS)
-def test_two_ranks_equal_one_rank_with_twice_the_batch(tiny_experiment, tmp_path, planner):
-    common = ("train.epochs=5", f"reduction.planner={planner}", "train.optimizer.lr=2e-3")
-    two = train(tiny_experiment, 2, *common, f"run={tmp_path}/two", "train.batch=3")
-    assert two.returncode == 0, two.stderr
-    one = train(tiny_experiment, 1, *common, f"run={tmp_path}/one", "train.batch=6")
-    assert one.returncode == 0, one.stderr
-    assert lines(tmp_path / "two")[-1]["step"] == 20
-    start_to_end = 0.0
-    for left, right in zip(weights(tmp_path / "one"), weights(tmp_path / "two"), strict=True):
-        np.testing.assert_allclose(left, right, rtol=2e-3, atol=2e-5)
-        start_to_end += float(np.abs(left).sum())
-    assert start_to_end > 0
+SEVERAL = """
+import json, sys
+from stemdl import command, config, ranks
+from stemdl.training import trainer
+
+def main():
+    for overrides in json.loads(sys.argv[2]):
+        trainer.train(config.load(sys.argv[1], overrides), ranks.discover())
+    return 0
+
+sys.exit(command.run(main))
+"""
+
+
+def test_two_ranks_equal_one_rank_with_twice_the_batch(tiny_experiment, tmp_path):
+    """With every planner, fp32 on the wire: equal weights, but for rounding, after 20 steps."""
+    script = tmp_path / "several.py"
+    script.write_text(SEVERAL)
+    common = ["train.epochs=5", "train.validate_every=5", "train.optimizer.lr=2e-3"]
+    two = [
+        [*common, "train.batch=3", f"reduction.planner={planner}", f"run={tmp_path}/{planner}"]
+        for planner in PLANNERS
+    ]
+    one = [[*common, "train.batch=6", f"run={tmp_path}/one"]]
+    start = [[*one[0], "train.epochs=1", "train.optimizer.lr=1e-30", f"run={tmp_path}/start"]]
+    for ranks, runs in ((2, two), (1, one + start)):
+        done = run_ranks(ranks, [str(script), str(tiny_experiment), json.dumps(runs)])
+        assert done.returncode == 0, done.stderr
+    assert lines(tmp_path / PLANNERS[0])[-1]["step"] == 20
+    before, wanted = weights(tmp_path / "start"), weights(tmp_path / "one")
+    moved = max(np.abs(new - old).max() for new, old in zip(wanted, before, strict=True))
+    for planner in PLANNERS:
+        found = weights(tmp_path / planner)
+        apart = max(np.abs(new - old).max() for new, old in zip(found, wanted, strict=True))
+        assert apart < 2e-3 * moved, planner
 
 
 def test_a_run_leaves_what_the_contract_says(tiny_experiment, tmp_path):
@@ -121,7 +143,13 @@ def test_a_run_leaves_what_the_contract_says(tiny_experiment, tmp_path):
 
 
 def test_a_signal_checkpoints_and_the_resumed_run_is_the_unbroken_one(tiny_experiment, tmp_path):
-    common = ("train.epochs=40", "data.noise=0.1", "network.dropout=0.1", "train.ema=0.9")
+    common = (
+        "train.epochs=24",
+        "train.validate_every=6",
+        "data.noise=0.1",
+        "network.dropout=0.1",
+        "train.ema=0.9",
+    )
     whole = train(tiny_experiment, 2, *common, f"run={tmp_path}/whole")
     assert whole.returncode == 0, whole.stderr
 
@@ -132,7 +160,7 @@ def test_a_signal_checkpoints_and_the_resumed_run_is_the_unbroken_one(tiny_exper
     output, _ = process.communicate(timeout=60)
     assert "stopped by SIGUSR1" in output
     assert process.returncode == 75, output
-    assert lines(broken)[-1]["step"] < 160
+    assert lines(broken)[-1]["step"] < 96
     resumed = train(tiny_experiment, 2, *common, f"run={broken}", "train.log_every=3")
     assert resumed.returncode == 0, resumed.stderr
     assert "resuming at step" in resumed.stdout
@@ -171,7 +199,7 @@ def test_killing_a_rank_stops_the_other_and_the_run_resumes(tiny_experiment, tmp
     output, _ = process.communicate(timeout=60)
     assert time.monotonic() - began < 60
     assert process.returncode not in (0, 2)
-    assert "KILLED BY SIGNAL: 9" in output
+    assert "Killed (signal 9)" in output
     assert rank_processes(process.pid) == []
     resumed = train(tiny_experiment, 2, "train.epochs=100000", "train.wall_limit=15")
     assert "resuming at step" in resumed.stdout, resumed.stderr
@@ -179,7 +207,7 @@ def test_killing_a_rank_stops_the_other_and_the_run_resumes(tiny_experiment, tmp
 
 
 def test_a_rank_whose_partner_hangs_stops_by_itself_with_a_message(tiny_experiment, tmp_path):
-    overrides = ("train.epochs=100000", "train.stall_limit=5")
+    overrides = ("train.epochs=100000", "train.stall_limit=15")
     process = start(tiny_experiment, *overrides)
     wait_for_step(tmp_path / "run", 4, process)
     os.kill(rank_processes(process.pid)[1], signal.SIGSTOP)
@@ -239,7 +267,7 @@ def assert_refused(done: subprocess.CompletedProcess[str], said: str) -> None:
 def test_mistakes_in_the_experiment_are_one_line_on_all_ranks(tiny_experiment, tmp_path):
     assert_refused(train(tmp_path / "none.yaml", 2), "none.yaml: cannot be read")
     assert_refused(train(tiny_experiment, 2, "train.bach=3"), "did you mean 'train.batch'?")
-    assert_refused(train(tiny_experiment, 2, "train.batch=13"), "24 samples")
+    assert_refused(train(tiny_experiment, 2, "train.batch=13"), "24 training samples")
 
 
 def test_a_checkpoint_of_another_network_is_refused(tiny_experiment):
