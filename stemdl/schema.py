@@ -273,6 +273,9 @@ class Train(Section):
     )
     log_every: PositiveInt = Field(20, description="steps between lines of metrics.jsonl")
     images: NonNegativeInt = Field(4, description="reconstructions sent to TensorBoard")
+    profile_steps: NonNegativeInt = Field(
+        0, description="steps of which Horovod's timeline is written and reported, near the start"
+    )
     threads: PositiveInt | None = Field(None, description="cores a rank; null: shared evenly")
     deterministic: bool = Field(True, description="the same bits for the same seed and ranks")
     stall_limit: PositiveFloat = Field(
@@ -325,6 +328,10 @@ class Experiment(Section):
     def _consistent(self) -> "Experiment":
         if self.simulate.dtype == "uint16" and self.simulate.dose is None:
             raise ValueError("simulate.dtype is uint16 (counts), which needs simulate.dose")
+        if self.train.profile_steps and self.reduction.timeline is not None:
+            raise ValueError(
+                "train.profile_steps writes a timeline itself: unset reduction.timeline"
+            )
         if self.train.precision.scaler == "none" and self.train.precision.compute == "fp16":
             raise ValueError(
                 "train.precision.compute is fp16, which needs train.precision.scaler: "

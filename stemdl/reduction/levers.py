@@ -13,8 +13,11 @@ from stemdl.schema import Reduction
 MIB = 2**20
 
 
-def environment(settings: Reduction) -> dict[str, str]:
-    """HOROVOD_* variables for `settings`. Read by Horovod once, when it starts."""
+def environment(settings: Reduction, *, profile: bool = False) -> dict[str, str]:
+    """HOROVOD_* variables for `settings`. Read by Horovod once, when it starts.
+
+    `profile`: a timeline can be started and stopped later.
+    """
     variables = {
         "HOROVOD_CACHE_CAPACITY": str(settings.cache_capacity),
         "HOROVOD_CYCLE_TIME": str(settings.cycle_time),
@@ -27,10 +30,13 @@ def environment(settings: Reduction) -> dict[str, str]:
     }
     if settings.timeline is not None:
         variables["HOROVOD_TIMELINE"] = str(settings.timeline)
+        variables["HOROVOD_TIMELINE_MARK_CYCLES"] = "1"
+    elif profile:
+        variables["HOROVOD_TIMELINE"] = "DYNAMIC"
     return variables
 
 
-def start(settings: Reduction, ranks: Ranks) -> None:
+def start(settings: Reduction, ranks: Ranks, *, profile: bool = False) -> None:
     """Start Horovod on `ranks`. Alone there is nothing to reduce, and Horovod stays out of it.
 
     Raises:
@@ -38,7 +44,7 @@ def start(settings: Reduction, ranks: Ranks) -> None:
     """
     if ranks.size == 1:
         return
-    os.environ.update(environment(settings))
+    os.environ.update(environment(settings, profile=profile))
     try:
         import horovod.tensorflow as hvd
 

@@ -23,6 +23,7 @@ from stemdl.errors import EXIT_USER_ERROR, UserError
 from stemdl.network import flops
 from stemdl.ranks import Ranks, stop_all
 from stemdl.reduction import levers, plan
+from stemdl.reduction.horovod_timeline import Profile
 from stemdl.schema import Experiment
 from stemdl.training import devices
 from stemdl.training.feed import Feed, open_feed
@@ -60,7 +61,7 @@ def train(experiment: Experiment, ranks: Ranks, *, started: float | None = None)
         # 1. Devices and Horovod, before anything else touches TensorFlow.
         with ranks.together("starting Horovod"):
             devices.set_up(settings, experiment.seed, ranks)
-            levers.start(experiment.reduction, ranks)
+            levers.start(experiment.reduction, ranks, profile=settings.profile_steps > 0)
         # 2. Data: staged if wanted, opened and agreed on.
         watchdog.beat("opening the data")
         feed = open_feed(experiment, ranks)
@@ -99,6 +100,7 @@ class Trainer:
             self.recorder = Recorder(
                 experiment.run, active=ranks.rank == 0, step=self.position.step
             )
+        self.profile = Profile(experiment, ranks)
         self._announce(len(groups))
 
     def run(self) -> Outcome:
@@ -117,6 +119,7 @@ class Trainer:
         if stopped is None and position.step % settings.log_every:
             self._log()
         self._save()
+        self._report_profile()
         self.recorder.end("run_stop", status="aborted" if stopped else "success")
         self.recorder.close()
         self._conclude(stopped)
@@ -132,6 +135,7 @@ class Trainer:
             with self.clock.phase("data"):
                 batch = self._next(batches)
             self._step(batch)
+            self.profile.after_step()
             position.step += 1
             position.step_in_epoch += 1
             self.watchdog.beat(f"step {position.step + 1}")
@@ -271,6 +275,16 @@ class Trainer:
             "number_of_ranks": size,
         }.items():
             self.recorder.event(key, value)
+
+    def _report_profile(self) -> None:
+        report = self.profile.finish()
+        if report is not None:
+            mean = {name: value * 1e3 for name, value in report["mean"].items()}
+            self._say(
+                f"profile of {len(report['steps'])} steps: allreduce {mean['allreduce']:.1f} ms, "
+                f"exposed {mean['exposed']:.1f} ms, negotiation {mean['negotiation']:.2f} ms and "
+                f"queue {mean['queue']:.2f} ms a tensor; see {self.profile.path.parent}"
+            )
 
     def _conclude(self, stopped: str | None) -> None:
         """The final line: samples/s and where the time went."""

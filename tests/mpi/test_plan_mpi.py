@@ -39,3 +39,17 @@ def test_optimal_groups_train_as_no_groups_and_stay_those_of_the_run(tiny_experi
         range(len(kept["bytes"]))
     )
     assert kept["ranks"] == 2
+
+
+def test_a_profiled_run_reports_what_horovod_did(tiny_experiment, tmp_path):
+    arguments = ["-m", "stemdl", "train", str(tiny_experiment), "train.profile_steps=3"]
+    done = run_ranks(2, [*arguments, "reduction.planner=layer"])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("profile of 3 steps: allreduce") == 1
+    report = json.loads((tmp_path / "run" / "profile" / "reduction.json").read_text())
+    assert len(report["steps"]) == 3
+    for step in report["steps"]:
+        assert 1 <= step["operations"] <= step["tensors"]
+        assert 1 <= step["agreements"] <= step["cycles"]
+        assert 0 < step["allreduce"] < 10
+        assert step["exposed"] > 0
