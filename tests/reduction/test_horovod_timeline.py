@@ -70,12 +70,12 @@ def test_a_step_that_began_before_the_file_is_left_out():
     assert only.exposed == pytest.approx(15e-3)
 
 
-@pytest.mark.parametrize("keep", [1.0, 0.98, 0.9])
-def test_unfinished_files_are_read_as_far_as_they_go(tmp_path, keep):
+@pytest.mark.parametrize("lost", [20, 60, 200])
+def test_unfinished_files_are_read_as_far_as_they_go(tmp_path, lost):
     text = json.dumps(two_steps(), separators=(",", ":"))
     path = tmp_path / "timeline.json"
-    path.write_text(text[: int(len(text) * keep)])
-    assert len(steps(read(path))) == (2 if keep == 1 else 1)
+    path.write_text(text[:-lost])  # the last reduction of the second step is cut
+    assert len(steps(read(path))) == 1
     path.write_text(text[:-1] + ",\n")  # a job that still runs
     assert len(steps(read(path))) == 2
 
