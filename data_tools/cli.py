@@ -8,8 +8,7 @@ from pathlib import Path
 from data_tools.importers.options import add_options, read_given, read_wish
 from stemdl import command, config, files, ranks
 from stemdl.console import progress, say
-from stemdl.data import manifest, shards
-from stemdl.errors import UserError
+from stemdl.data import shards
 
 EXAMPLES = """examples:
   stemdl-data simulate configs/demo.yaml                    on all cores of this machine

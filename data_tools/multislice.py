@@ -1,17 +1,17 @@
 """Multislice of many probes through one specimen: abTEM's physics, a slice loop of its own.
 
     engine = Engine(points=120, box=24)
-    potential = engine.potential(specimen, slices)        # abTEM's sliced potential
-    patterns = engine.patterns(potential, optics, positions, weights_y, weights_x)
+    potential = engine.potential(specimen, thickness=40, slices=20)   # abTEM's sliced potential
+    patterns = engine.patterns(potential, optics, positions, (weights_y, weights_x))
 
 Potential, probe, transmission functions, propagator and antialias aperture are abTEM's. The loop
 over slices is here because it is nearly all of the time, and can be had cheaper at equal output:
 
-- Waves are band-limited by the antialias aperture to two thirds of the frequencies along an axis.
-  Transforms along y therefore run over those columns only, and the spectrum is kept compact.
-- The aperture rides on the propagator, the transforms' scale too, and a pattern is binned from the
-  last transform: 40 transforms for 20 slices, with nothing between but two multiplications.
-- A few waves at a time go through all slices, so that they stay in a core's cache.
+- The antialias aperture holds two thirds of the frequencies along each axis. Transforms along y
+  run over those columns only.
+- The aperture rides on the propagator, and so does the scale of the transforms. A pattern is
+  binned from the last transform: nothing but two multiplications lies between the transforms.
+- A wave goes through all slices before the next one, so that it stays in a core's cache.
 
 Arrays go (y, x): abTEM calls its first axis x and is given the atoms' y there.
 """
@@ -33,7 +33,7 @@ from scipy.fft import next_fast_len
 from data_tools.optics import Optics
 from data_tools.specimen import Specimen
 
-WAVES = {"cpu": 4, "gpu": 256}  # probes that travel together: a core's cache, a GPU's width
+GPU_WAVES = 64  # probes that travel together on a GPU
 
 
 def grid_points(box: float, sampling: float) -> int:
@@ -61,8 +61,8 @@ def antialias_reach(points: int) -> int:
 
 
 def repeatable() -> Any:
-    """abTEM's settings for the same bits in every run: plans by rule, not by stopwatch."""
-    return config.set({"fft": "fftw", "fftw.planning_effort": "FFTW_ESTIMATE", "fftw.threads": 1})
+    """abTEM's setting for the same bits in every run: it plans FFTW's transforms by stopwatch."""
+    return config.set({"fft": "numpy"})
 
 
 @dataclass(frozen=True)
@@ -92,14 +92,14 @@ class Engine:
         self._integrator = ScatteringFactorProjectionIntegrals("lobato")
         self._planned = Planned(points, self.reach) if device == "cpu" else None
 
-    def potential(self, specimen: Specimen, thickness: float, slices: int) -> abtem.PotentialArray:
+    def potential(self, specimen: Specimen, thickness: float, slices: int) -> Any:
         """The independent-atom potential; each atom is projected into the slice that holds it.
 
         Args:
             thickness: of the specimen [Å], cut into `slices` of equal thickness.
 
         Returns:
-            abTEM's array (slices, n, n) [V Å].
+            abTEM's PotentialArray, (slices, n, n) [V Å].
         """
         positions = specimen.positions.copy()
         positions[:, :2] %= self.box
@@ -114,13 +114,13 @@ class Engine:
                 device=self.device,
             ).build(lazy=False)
 
-    def projected(self, potential: abtem.PotentialArray) -> np.ndarray:
+    def projected(self, potential: Any) -> np.ndarray:
         """The potential summed along the beam: (n, n) float64 [V Å]."""
         return asnumpy(potential.array).sum(axis=0, dtype=np.float64)
 
     def patterns(
         self,
-        potential: abtem.PotentialArray,
+        potential: Any,
         optics: Optics,
         positions: np.ndarray,
         weights: tuple[np.ndarray, np.ndarray],
@@ -128,7 +128,7 @@ class Engine:
         """Diffraction patterns of probes at some positions.
 
         Args:
-            potential: of one slice thickness.
+            potential: from the method of that name.
             positions: (probes, 2) (y, x) [Å] in the box.
             weights: (Ky, m) and (Kx, m), what each detector pixel takes of each frequency, with
                 m = 2 * reach + 1; see optics.detector_weights.
@@ -138,20 +138,19 @@ class Engine:
         """
         beam = self._beam(potential, optics)
         xp = get_array_module(beam.probe)
-        propagate = full_grid if self._planned is None else self._planned.propagate
         frequencies = np.arange(-self.reach, self.reach + 1) / self.box
         ramps = np.exp(-2j * np.pi * positions[..., None] * frequencies).astype(np.complex64)
+        ramps = xp.asarray(ramps)
+        entrance = beam.probe * ramps[:, 0, :, None] * ramps[:, 1, None, :]
+        if self._planned is None:
+            exit_spectra = propagate_on_gpu(beam, entrance)
+        else:
+            exit_spectra = self._planned.propagate(beam, entrance)
+        intensity = exit_spectra.real**2 + exit_spectra.imag**2
         to_ky, to_kx = (xp.asarray(each) for each in weights)
-        out = np.empty((len(positions), len(to_ky), len(to_kx)), np.float32)
-        waves = WAVES[self.device]
-        for first in range(0, len(positions), waves):
-            ramp = xp.asarray(ramps[first : first + waves])
-            spectra = propagate(beam, beam.probe * ramp[:, 0, :, None] * ramp[:, 1, None, :])
-            intensity = spectra.real**2 + spectra.imag**2
-            out[first : first + waves] = asnumpy(to_ky @ intensity @ to_kx.T)
-        return out
+        return asnumpy(to_ky @ intensity @ to_kx.T)
 
-    def _beam(self, potential: abtem.PotentialArray, optics: Optics) -> Beam:
+    def _beam(self, potential: Any, optics: Optics) -> Beam:
         probe = abtem.Probe(
             energy=optics.energy * 1e3,
             semiangle_cutoff=optics.semi_angle,
@@ -163,8 +162,8 @@ class Engine:
         )
         with repeatable():
             wave = probe.build(scan=(0.0, 0.0), lazy=False)
-            transmission = potential.transmission_function(probe.energy)
-            transmission = AntialiasAperture().bandlimit(transmission, in_place=True).array
+            transmission = potential.transmission_function(optics.energy * 1e3)
+            AntialiasAperture().bandlimit(transmission, in_place=True)
             step = FresnelPropagator().get_array(wave, potential.slice_thickness[0])
         xp = get_array_module(step)
         spectrum = self._compact(xp.fft.fft2(wave.array.reshape(step.shape)))
@@ -173,7 +172,7 @@ class Engine:
         return Beam(
             probe=spectrum.astype(np.complex64),
             propagator=(self._compact(step) * scale).astype(np.complex64),
-            transmission=transmission.astype(np.complex64),
+            transmission=transmission.array.astype(np.complex64),
         )
 
     def _compact(self, spectrum: Any) -> Any:
@@ -182,7 +181,7 @@ class Engine:
 
 
 class Planned:
-    """FFTW's plans between compact spectra (m, m) and waves on the grid (n, n).
+    """FFTW's plans between the spectrum of one wave and the wave on the grid (n, n).
 
     A spectrum lies in the first m rows and columns of its buffer, frequency -reach at 0. That is a
     shift of all frequencies, so the wave on the grid carries a phase ramp, which the way back
@@ -191,49 +190,58 @@ class Planned:
 
     def __init__(self, points: int, reach: int) -> None:
         m = 2 * reach + 1
-        buffers = [
-            pyfftw.zeros_aligned((WAVES["cpu"], points, points), "complex64") for _ in range(4)
-        ]
-        spectrum, columns, self._wave, rows = buffers
-        self._spectrum = spectrum[:, :m, :m]
-        self._arriving = self._wave[:, :m, :m]
+        spectrum, columns, wave, rows = (
+            pyfftw.zeros_aligned((points, points), "complex64") for _ in range(4)
+        )
+        # Rows are multiplied whole, zeros included: contiguous memory is quicker than less of it.
+        self._spectrum, self._wave, self._arriving = spectrum[:m], wave, wave[:m]
 
         def plan(source: np.ndarray, target: np.ndarray, axis: int, direction: str) -> Any:
-            flags = ("FFTW_ESTIMATE",)  # plans by rule: the same bits in every run
+            flags = ("FFTW_ESTIMATE",)  # by rule, not by stopwatch: the same bits in every run
             return pyfftw.FFTW(source, target, (axis,), f"FFTW_{direction}", flags, threads=1)
 
         self._to_grid = (
-            plan(spectrum[:, :, :m], columns[:, :, :m], 1, "BACKWARD"),
-            plan(columns, self._wave, 2, "BACKWARD"),
+            plan(spectrum[:, :m], columns[:, :m], 0, "BACKWARD"),
+            plan(columns, wave, 1, "BACKWARD"),
         )
         self._to_spectrum = (
-            plan(self._wave, rows, 2, "FORWARD"),
-            plan(rows[:, :, :m], self._wave[:, :, :m], 1, "FORWARD"),
+            plan(wave, rows, 1, "FORWARD"),
+            plan(rows[:, :m], wave[:, :m], 0, "FORWARD"),
         )
 
-    def propagate(self, beam: Beam, spectra: np.ndarray) -> np.ndarray:
-        """Exit spectra (waves, m, m) of at most WAVES entrance spectra."""
-        count = len(spectra)
-        self._spectrum[:count] = spectra
+    def propagate(self, beam: Beam, entrance: np.ndarray) -> np.ndarray:
+        """Exit spectra (waves, m, m) of entrance spectra (waves, m, m)."""
+        m = entrance.shape[-1]
+        propagator = np.zeros_like(self._spectrum)
+        propagator[:, :m] = beam.propagator
+        (columns_to_grid, rows_to_grid), (rows_back, columns_back) = (
+            [plan.execute for plan in plans] for plans in (self._to_grid, self._to_spectrum)
+        )
+        exit_spectra = np.empty_like(entrance)
+        for spectrum, result in zip(entrance, exit_spectra, strict=True):
+            self._spectrum[:, :m] = spectrum
+            for transmission in beam.transmission:
+                columns_to_grid()
+                rows_to_grid()
+                np.multiply(self._wave, transmission, out=self._wave)
+                rows_back()
+                columns_back()
+                np.multiply(self._arriving, propagator, out=self._spectrum)
+            result[:] = self._spectrum[:, :m]
+        return exit_spectra
+
+
+def propagate_on_gpu(beam: Beam, entrance: Any) -> Any:
+    """What Planned.propagate does, many waves at a time; for arrays of CuPy (or NumPy)."""
+    xp = get_array_module(entrance)
+    m, points = entrance.shape[-1], beam.transmission.shape[-1]
+    exit_spectra = xp.empty_like(entrance)
+    for first in range(0, len(entrance), GPU_WAVES):
+        spectra = entrance[first : first + GPU_WAVES]
         for transmission in beam.transmission:
-            for transform in self._to_grid:
-                transform.execute()
-            self._wave *= transmission
-            for transform in self._to_spectrum:
-                transform.execute()
-            np.multiply(self._arriving, beam.propagator, out=self._spectrum)
-        return self._spectrum[:count]
-
-
-def full_grid(beam: Beam, spectra: Any) -> Any:
-    """What Planned.propagate does, in plain array operations for any array module (CuPy)."""
-    xp = get_array_module(spectra)
-    count, m, _ = spectra.shape
-    points = beam.transmission.shape[-1]
-    wave = xp.zeros((count, points, points), np.complex64)
-    for transmission in beam.transmission:
-        wave[:, :m, :m] = spectra
-        wave = xp.fft.fft2(xp.fft.ifft2(wave, norm="forward") * transmission)
-        spectra = wave[:, :m, :m] * beam.propagator
-        wave[...] = 0
-    return spectra
+            padded = xp.zeros((len(spectra), points, points), xp.complex64)
+            padded[:, :m, :m] = spectra
+            wave = xp.fft.ifft2(padded, norm="forward") * transmission
+            spectra = xp.fft.fft2(wave)[:, :m, :m] * beam.propagator
+        exit_spectra[first : first + GPU_WAVES] = spectra
+    return exit_spectra

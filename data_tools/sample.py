@@ -73,7 +73,10 @@ def simulate_sample(recipe: Recipe, material: Material, split: str, index: int) 
         potential,
         optics,
         scan_positions(settings.scan, settings.scan_step, settings.box),
-        tuple(detector_weights(k, settings.detector_bin, engine.reach) for k in settings.detector),
+        (
+            detector_weights(settings.detector[0], settings.detector_bin, engine.reach),
+            detector_weights(settings.detector[1], settings.detector_bin, engine.reach),
+        ),
     )
     dose = np.nan if settings.dose is None else np.exp(rng.uniform(*np.log(settings.dose)))
     record = np.zeros((), shards.SAMPLE)

@@ -19,7 +19,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ def simulate(experiment: schema.Experiment, ranks: Ranks) -> dict[str, Any]:
     _make(recipe, splits, missing, provenance, ranks)
     with ranks.together("reading back"):
         mine = [manifest.shard_record(job.path) for job in jobs[ranks.rank :: ranks.size]]
-    records = sorted(sum(ranks.collect(mine), []), key=lambda record: record["path"])
+    records = sorted(chain(*ranks.collect(mine)), key=lambda record: record["path"])
     with ranks.together("writing the manifest"):
         if ranks.rank == 0:
             content = _describe(settings, catalogue, splits, provenance, records)

@@ -105,7 +105,7 @@ def standardise(name: str, prototype: str | None, structure: Any, max_atoms: int
     if not structure.is_ordered:
         raise Unusable("partial occupancy")
     try:
-        numbers = [site.specie.Z for site in structure]
+        heaviest = max(site.specie.Z for site in structure)
         analysis = SpacegroupAnalyzer(structure)
         cell = analysis.get_conventional_standard_structure()
         space_group = analysis.get_space_group_number()
@@ -113,9 +113,9 @@ def standardise(name: str, prototype: str | None, structure: Any, max_atoms: int
         raise Unusable(f"no symmetry found: {_one_line(error)}") from error
     if len(cell) > max_atoms:
         raise Unusable(f"cell too large: {len(cell)} atoms, at most {max_atoms}")
-    if max(numbers) > HEAVIEST:
-        raise Unusable(f"element too heavy: Z = {max(numbers)}")
-    if max(numbers) == 1:
+    if heaviest > HEAVIEST:
+        raise Unusable(f"element too heavy: Z = {heaviest}")
+    if heaviest == 1:
         raise Unusable("hydrogen alone: scatters too weakly")
     numbers = np.array([site.specie.Z for site in cell])
     material = Material(
