@@ -24,18 +24,19 @@ A run that was stopped goes on where it was: give the same command again."""
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command `stemdl-data`; returns the exit code."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     return command.run(lambda: options.run(options))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The command line; each verb sets `run`, which takes the parsed options."""
+    top = argparse.ArgumentParser(
         prog="stemdl-data",
         description=__doc__,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    verbs = top.add_subparsers(metavar="VERB", required=True)
 
     simulate = verbs.add_parser(
         "simulate",
@@ -76,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     verify.add_argument("data", metavar="DATA", type=Path)
     verify.set_defaults(run=_verify)
-    return parser
+    return top
 
 
 def _simulate(options: argparse.Namespace) -> int:
