@@ -1,11 +1,12 @@
 """A run on a node's own disk, copied back to the shared file system while it goes on.
 
     srun ... python -m stemdl.launch.mirror LOCAL RUN --every 60 -- python -m stemdl train ...
+    srun ... python -m stemdl.launch.mirror LOCAL RUN       # once more, when the ranks have ended
 
-On rank 0 (which alone writes a run) this brings RUN to LOCAL, starts the command, copies what
-changed back to RUN every so often and once more at the end, and ends with the command's exit code.
-Signals are passed on. Other ranks become the command. Files appear in RUN whole or not at all;
-checkpoints come first, so that logs are never behind them (a resumed run drops lines that are
+The first brings RUN to LOCAL on rank 0 (which alone writes a run), leaves a process beside it that
+copies back what changed, and turns into the command, as the other ranks do at once. The second,
+started on every node, copies from the one that has something. Files appear in RUN whole or not at
+all; checkpoints come first, so that logs are never behind them (a resumed run drops lines that are
 ahead).
 """
 
@@ -20,13 +21,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stemdl import command, files, ranks
-from stemdl.console import say
 from stemdl.errors import UserError
 from stemdl.launch import chain, job
 from stemdl.training.interruption import SIGNALS
 
 # In RUN, but not the trainer's: written on the shared file system by jobs and schedulers.
 NOT_MIRRORED = {job.SCRIPT, job.LOGS, chain.CHAIN, chain.QUEUE, "report"}
+POLL = 0.5  # s between looks at whether the command still runs
 
 
 def copy_changed(source: Path, target: Path) -> int:
@@ -60,40 +61,34 @@ def copy_changed(source: Path, target: Path) -> int:
     return copied
 
 
+def beside(local: Path, run: Path, every: float, process: int) -> None:
+    """Copy back every `every` seconds as long as `process`, our parent, lives."""
+    for number in SIGNALS:  # schedulers signal all processes of a step; only the ranks need to know
+        signal.signal(number, signal.SIG_IGN)
+    due = time.monotonic() + every
+    while os.getppid() == process:
+        if time.monotonic() >= due:
+            try:
+                copy_changed(local, run)
+            except UserError as error:  # training goes on; the next round tries again
+                print(f"mirror: {error}; will try again", file=sys.stderr, flush=True)
+            due = time.monotonic() + every
+        time.sleep(POLL)
+
+
+def start(local: Path, run: Path, every: float, order: Sequence[str]) -> None:
+    """Become `order`, on rank 0 with a mirror beside it. Does not return."""
+    if ranks.speaks():
+        local.mkdir(parents=True, exist_ok=True)
+        if run.exists():
+            copy_changed(run, local)
+        words = [sys.executable, "-m", "stemdl.launch.mirror", local, run, "--every", every]
+        subprocess.Popen([*map(str, words), "--beside", str(os.getpid())])
+    os.execvp(order[0], order)
+
+
 def _same(one: os.stat_result, other: os.stat_result) -> bool:
     return (one.st_size, one.st_mtime_ns) == (other.st_size, other.st_mtime_ns)
-
-
-def attend(local: Path, run: Path, every: float, order: Sequence[str]) -> int:
-    """Run `order` with `local` mirrored to `run` every `every` seconds; return its exit code."""
-    local.mkdir(parents=True, exist_ok=True)
-    if run.exists():
-        copy_changed(run, local)
-    child = subprocess.Popen(order)
-    for number in SIGNALS:
-        signal.signal(number, lambda number, frame: child.send_signal(number))
-    due = time.monotonic() + every
-    while (code := _poll(child, due)) is None:
-        _copy_back(local, run)
-        due = time.monotonic() + every
-    copied = copy_changed(local, run)
-    say(f"mirror: {files.human_bytes(copied)} copied back to {run} at the end")
-    return code if code >= 0 else 128 - code  # as shells say it
-
-
-def _copy_back(local: Path, run: Path) -> None:
-    """A copy that fails is tried again next time: training goes on."""
-    try:
-        copy_changed(local, run)
-    except UserError as error:
-        print(f"mirror: {error}; will try again", file=sys.stderr, flush=True)
-
-
-def _poll(child: subprocess.Popen, until: float) -> int | None:
-    try:
-        return child.wait(max(0.0, until - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        return None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -101,11 +96,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("local", type=Path)
     parser.add_argument("run", type=Path)
     parser.add_argument("--every", type=float, default=60.0)
-    parser.add_argument("order", nargs="+")
-    parsed = parser.parse_args(arguments)
-    if not ranks.speaks():
-        os.execvp(parsed.order[0], parsed.order)
-    return attend(parsed.local, parsed.run, parsed.every, parsed.order)
+    parser.add_argument("--beside", type=int, help=argparse.SUPPRESS)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    cut = words.index("--") if "--" in words else len(words)
+    parsed, order = parser.parse_args(words[:cut]), words[cut + 1 :]
+    if parsed.beside is not None:
+        beside(parsed.local, parsed.run, parsed.every, parsed.beside)
+    elif order:
+        start(parsed.local, parsed.run, parsed.every, order)
+    elif parsed.local.exists():
+        copied = copy_changed(parsed.local, parsed.run)
+        print(f"mirror: {files.human_bytes(copied)} copied back to {parsed.run} at the end")
+    return 0
 
 
 if __name__ == "__main__":

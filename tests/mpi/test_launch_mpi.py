@@ -1,0 +1,149 @@
+"""Whole jobs on real ranks: check, stage, train, signal, chain, evaluate."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import yaml
+from conftest import run_ranks
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "launch"))
+from lsf_standin import Lsf, wait_for
+
+from stemdl.launch import chain, progress, status
+
+pytestmark = pytest.mark.mpi
+RANKS = 2
+EPOCHS = 80  # of one step each, long enough for a signal to find the run in the middle
+SITE = "configs/sites/summit.yaml"
+
+
+def overrides(path: Path) -> list[str]:
+    """Overrides of the run that is interrupted, and of the one that is not."""
+    return [
+        f"run={path}",
+        f"train.epochs={EPOCHS}",
+        "train.validate_every=40",
+        "train.log_every=1",
+        "train.checkpoint_every=1",
+        "evaluate.baselines=false",
+    ]
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory, tiny_data) -> Path:
+    tree = {
+        "name": "tiny",
+        "data": {"dir": str(tiny_data)},
+        "network": {"initial_channels": 64, "growth": 32, "layers": [3], "bottleneck_layers": 1},
+        "train": {"batch": 12, "threads": 1, "stall_limit": 60, "schedule": {"warmup": 0}},
+        "reduction": {"stall_warning": 10, "stall_shutdown": 30},
+    }
+    path = tmp_path_factory.mktemp("experiment") / "tiny.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    return path
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory, experiment) -> Path:
+    """RUN of one job that was never interrupted."""
+    run = tmp_path_factory.mktemp("unbroken") / "run"
+    arguments = ["-m", "stemdl", "train", str(experiment), *overrides(run)]
+    done = run_ranks(RANKS, arguments, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return run
+
+
+def assert_same_state(one: Path, other: Path) -> None:
+    """Weights, optimizer and averaged weights, bit for bit."""
+    with h5py.File(one / "checkpoints/last.h5") as a, h5py.File(other / "checkpoints/last.h5") as b:
+        assert set(a) == set(b)
+        for part in a:
+            assert len(a[part]) == len(b[part])
+            for name in a[part]:
+                np.testing.assert_array_equal(a[part][name][()], b[part][name][()])
+
+
+def step_of(run: Path) -> int:
+    lines = progress.metrics(run)
+    return lines[-1]["step"] if lines else 0
+
+
+def test_three_jobs_of_a_chain_end_where_one_long_job_does(experiment, unbroken, tmp_path):
+    """Job 1 loses a rank, job 2 is warned of its limit, job 3 ends the run; job 4 is taken back."""
+    lsf, run, scratch = Lsf(tmp_path / "lsf"), tmp_path / "run", tmp_path / "bb"
+    launch = ["launch", str(experiment), *overrides(run)]
+    launch += ["--on", "lsf", "--site", SITE, "--chain", "4", "--submit"]
+    settings = {
+        "account": "abc123",
+        "environment.modules": "[]",
+        "node.ranks": RANKS,
+        "node.binding": "[{cores: 0-27, memory: 0}, {cores: 28-55, memory: 0}]",
+        "node.local_dir": scratch,
+        "mirror": 1,
+    }
+    launch += [word for item in settings.items() for word in ("--set", "{}={}".format(*item))]
+    submitted = subprocess.run(
+        [sys.executable, "-m", "stemdl", *launch],
+        env=lsf.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert submitted.returncode == 0, submitted.stderr
+    assert "submitted 101, 102, 103, 104" in submitted.stdout
+
+    def lose_a_rank(job: subprocess.Popen[bytes]) -> None:
+        wait_for(lambda: progress.last_checkpoint(run) is not None or ended(job), "a checkpoint")
+        os.kill(lsf.task(1), signal.SIGKILL)
+
+    def warn(job: subprocess.Popen[bytes]) -> None:
+        before = step_of(run)
+        wait_for(lambda: step_of(run) > before or ended(job), "progress")
+        lsf.warn(job)
+
+    def ended(job: subprocess.Popen[bytes]) -> bool:
+        return job.poll() is not None
+
+    _, code, log = lsf.run_next(during=lose_a_rank)
+    assert code not in (0, 2, 75), log
+    assert "job 102 goes on" in log
+    lost_at = progress.last_checkpoint(run).step
+    assert 0 < lost_at < step_of(unbroken)
+
+    _, code, log = lsf.run_next(during=warn)
+    assert code == 75, log
+    assert "resuming at step" in log
+    assert "stopped by SIGUSR1" in log
+    stopped_at = progress.last_checkpoint(run).step
+    assert lost_at < stopped_at < step_of(unbroken)
+    assert "between jobs" in status.status(run)
+
+    _, code, log = lsf.run_next()
+    assert code == 0, log
+    assert lsf.killed() == ["104"]
+    assert "check: all is well" in log
+    assert (run / "report" / "report.html").exists()
+    assert chain.read(run)["state"] == "finished"
+    assert f"finished: epoch {EPOCHS}.00 of {EPOCHS}" in status.status(run)
+    assert not list(scratch.glob("*")), "the nodes' disks are left clean"
+    assert_same_state(run, unbroken)
+
+
+def test_check_is_green_and_red(experiment, tmp_path):
+    """Green on a disk; red, with the remedy and exit code 1, on memory."""
+    arguments = ["-m", "stemdl", "check", str(experiment), f"run={tmp_path / 'run'}"]
+    good = run_ranks(RANKS, [*arguments, f"stage.dir={tmp_path / 'disk'}"])
+    assert good.returncode == 0, good.stdout + good.stderr
+    assert "2 ranks on 1 node" in good.stdout
+    assert "RED" not in good.stdout
+    assert "bus bandwidth" in good.stdout
+    bad = run_ranks(RANKS, [*arguments, "stage.dir=/dev/shm/stemdl-check", "data.dir=/nowhere"])
+    assert bad.returncode == 1
+    red = [line for line in bad.stdout.splitlines() if "RED" in line]
+    assert any("2 ranks (first: rank 0 on" in line and "/nowhere" in line for line in red)
