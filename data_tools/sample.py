@@ -109,30 +109,36 @@ def simulate_sample(recipe: Recipe, material: Material, split: str, index: int) 
 def stored(
     patterns: np.ndarray, settings: schema.Simulate, dose: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """Patterns as a shard holds them.
+    """Patterns as a shard holds them, with Poisson noise if there is a dose.
 
-    Noiseless: the fraction of the beam on a pixel times the number of pixels, so 1 is the beam
-    spread evenly over the detector, which suits float16. With a dose: electrons counted.
+    Floats hold the fraction of the beam on a pixel times the number of pixels: 1 is the beam spread
+    evenly over the detector, whatever the dose, which suits float16 and training on many doses.
+    uint16 holds the electrons counted.
 
     Args:
         patterns: (probes, Ky, Kx), fraction of the beam on each pixel.
         dose: [e/Å²], NaN for noiseless.
 
+    Returns:
+        (Sy, Sx, Ky, Kx) of settings.dtype.
+
     Raises:
-        UserError: counts too high for the dtype.
+        UserError: a pixel is too bright for the dtype.
     """
-    if np.isnan(dose):
-        values = patterns * (patterns.shape[1] * patterns.shape[2])
-    else:
-        values = rng.poisson(patterns.astype(np.float64) * dose * settings.scan_step**2)
-        kind = np.dtype(settings.dtype)
-        most = np.iinfo(kind).max if kind.kind == "u" else np.finfo(kind).max
-        if values.max() > most:
-            raise UserError(
-                f"simulate.dose: {values.max()} electrons fell on one pixel, {settings.dtype} "
-                f"holds at most {most:.0f}; lower simulate.dose or set simulate.dtype: float32"
-            )
-    return values.astype(settings.dtype).reshape(*settings.scan, *patterns.shape[1:])
+    dtype = np.dtype(settings.dtype)
+    values, beam = patterns.astype(np.float64), dose * settings.scan_step**2  # electrons a probe
+    if not np.isnan(dose):
+        values = rng.poisson(values * beam) / beam
+    values *= beam if dtype.kind == "u" else patterns.shape[1] * patterns.shape[2]
+    most = np.iinfo(dtype).max if dtype.kind == "u" else np.finfo(dtype).max
+    if values.max() > most:
+        raise UserError(
+            f"simulate.dtype: {dtype} holds values up to {most:.0f}, a pixel has "
+            f"{values.max():.0f}; set simulate.dtype: float32"
+            + (" or lower simulate.dose" if dtype.kind == "u" else "")
+        )
+    values = np.rint(values) if dtype.kind == "u" else values
+    return values.astype(dtype).reshape(*settings.scan, *patterns.shape[1:])
 
 
 def field_potential(

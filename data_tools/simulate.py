@@ -38,6 +38,8 @@ from stemdl.data import manifest, shards
 from stemdl.errors import UserError
 from stemdl.ranks import Ranks
 
+BEAM_UNIT = "fraction of the beam x detector pixels"
+
 Splits = dict[str, list[Material]]
 Task = tuple[Recipe, Material, str, int]  # the arguments of simulate_sample
 
@@ -169,7 +171,7 @@ def _write(job: Job, made: list[Sample], settings: schema.Simulate, provenance: 
         ),
         creator=f"stemdl-data simulate {stemdl.__version__}",
         provenance=provenance,
-        cbed_unit="electrons" if settings.dose else "fraction of the beam x detector pixels",
+        cbed_unit="electrons" if settings.dtype == "uint16" else BEAM_UNIT,
         compression=settings.compression,
     )
 
