@@ -84,7 +84,7 @@ def start(local: Path, run: Path, every: float, order: Sequence[str]) -> None:
             copy_changed(run, local)
         words = [sys.executable, "-m", "stemdl.launch.mirror", local, run, "--every", every]
         subprocess.Popen([*map(str, words), "--beside", str(os.getpid())])
-    os.execvp(order[0], order)
+    os.execvp(order[0], list(order))
 
 
 def _same(one: os.stat_result, other: os.stat_result) -> bool:

@@ -4,10 +4,13 @@ A rank's own work ends when its gradients are ready; what follows is waiting for
 slow rank is one that waits little: its own compute time is long, everyone else's wait is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from stemdl import ranks as ranks_module
+from stemdl.ranks import Ranks
 
 COUNT = 3  # ranks named
 NOTEWORTHY = 1.1  # times the median from which a rank is worth naming
@@ -20,6 +23,29 @@ class Effort:
     host: str
     data: float
     compute: float
+
+
+class Efforts:
+    """Keeps count of this rank's effort since the start of the job."""
+
+    def __init__(self, clock: Mapping[str, float]) -> None:
+        """`clock`: seconds in each phase so far, those of earlier jobs included."""
+        self._begun = dict(clock)
+        self._steps = self._waited = 0.0
+
+    def count(self, steps: float, waited: float) -> None:
+        """Steps done since the last call, and seconds that this rank waited in reductions."""
+        self._steps += steps
+        self._waited += waited
+
+    def report(self, clock: Mapping[str, float], ranks: Ranks) -> list[str]:
+        """Lines on the slowest of all ranks (a collective); none for one rank or no steps."""
+        spent = {name: seconds - self._begun.get(name, 0.0) for name, seconds in clock.items()}
+        # The clock counts the mean wait of all ranks as reduction; here each has its own.
+        own = spent["compute"] + spent["reduction"] - self._waited
+        steps = max(1.0, self._steps)
+        found = ranks.collect(Effort(ranks_module.host(), spent["data"] / steps, own / steps))
+        return report(found) if ranks.size > 1 and self._steps else []
 
 
 def report(efforts: Sequence[Effort]) -> list[str]:

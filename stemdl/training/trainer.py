@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from stemdl import config, files
+from stemdl import config, files, logs
 from stemdl.console import progress, say
 from stemdl.data import pipeline
 from stemdl.errors import EXIT_USER_ERROR, UserError
@@ -30,6 +30,7 @@ from stemdl.training.feed import Feed, open_feed
 from stemdl.training.interruption import Interruption, Watchdog
 from stemdl.training.state import SUMS, State
 from stemdl.training.step import training_step, validation_step
+from stemdl.training.stragglers import Efforts
 from stemdl.training.telemetry import Clock, Recorder
 
 
@@ -57,7 +58,7 @@ def train(experiment: Experiment, ranks: Ranks, *, started: float | None = None)
         ranks, started=started or time.time(), wall_limit=settings.wall_limit
     )
     watchdog = Watchdog(settings.stall_limit, ranks)
-    with watchdog.watching(), interruption.listening():
+    with watchdog.watching(), interruption.listening(), logs.listening(ranks) as warnings:
         # 1. Devices and Horovod, before anything else touches TensorFlow.
         with ranks.together("starting Horovod"):
             devices.set_up(settings, experiment.seed, ranks)
@@ -67,7 +68,7 @@ def train(experiment: Experiment, ranks: Ranks, *, started: float | None = None)
         feed = open_feed(experiment, ranks)
         # 3. Network, optimizer, loss scaler and steps; 4. the last checkpoint, if there is one.
         watchdog.beat("building the network")
-        return Trainer(experiment, ranks, feed, interruption, watchdog).run()
+        return Trainer(experiment, ranks, feed, interruption, watchdog, warnings).run()
 
 
 class Trainer:
@@ -80,9 +81,10 @@ class Trainer:
         feed: Feed,
         interruption: Interruption,
         watchdog: Watchdog,
+        warnings: logs.Warnings,
     ) -> None:
         self.experiment, self.ranks, self.feed = experiment, ranks, feed
-        self.interruption, self.watchdog = interruption, watchdog
+        self.interruption, self.watchdog, self.warnings = interruption, watchdog, warnings
         self.state = State(experiment, feed.shapes, feed.steps_per_epoch, ranks)
         self.total_steps = feed.steps_per_epoch * experiment.train.epochs
         groups = plan.groups(self.state.model, feed.shapes, experiment, ranks)
@@ -93,6 +95,7 @@ class Trainer:
         if source is not None:
             self._say(f"resuming at step {self.position.step:,} from {source}")
         self.clock = Clock(self.position.clock)
+        self.efforts = Efforts(self.clock.totals)
         with ranks.together("opening the logs"):
             if ranks.rank == 0:
                 resolved = config.dump(experiment).encode()
@@ -217,7 +220,9 @@ class Trainer:
 
     def _log(self) -> None:
         """One line of metrics over the steps since the last one, averaged over ranks."""
-        sums = np.mean(self.ranks.collect(self.state.sums.numpy()), axis=0)
+        own = self.state.sums.numpy()
+        self.efforts.count(own[SUMS.index("steps")], own[SUMS.index("reduction_s")])
+        sums = np.mean(self.ranks.collect(own), axis=0)
         self.state.sums.assign(tf.zeros_like(self.state.sums))
         totals = dict(zip(SUMS, sums.tolist(), strict=True))
         steps, step = totals["steps"], self.position.step
@@ -239,6 +244,7 @@ class Trainer:
             samples_per_s=samples / max(training, 1e-9),
             **{f"{name}_s": spent[name] / steps for name in ("data", "compute", "reduction")},
         )
+        self.warnings.tell()
 
     def _mark(self) -> dict[str, float]:
         return self.clock.totals | {"wall": time.perf_counter()}
@@ -287,7 +293,10 @@ class Trainer:
             )
 
     def _conclude(self, stopped: str | None) -> None:
-        """The final line: samples/s and where the time went."""
+        """The final lines: slow ranks, samples/s and where the time went."""
+        self.warnings.tell()
+        for line in self.efforts.report(self.clock.totals, self.ranks):
+            self._say(line)
         step, totals = self.position.step, self.clock.totals
         busy = totals["data"] + totals["compute"] + totals["reduction"]
         samples = step * self.experiment.train.batch * self.ranks.size

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import h5py
@@ -13,8 +14,10 @@ import yaml
 from conftest import run_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "launch"))
+import one_node_slurm
 from lsf_standin import Lsf, wait_for
 
+from stemdl import files
 from stemdl.launch import chain, progress, status
 
 pytestmark = pytest.mark.mpi
@@ -133,6 +136,78 @@ def test_three_jobs_of_a_chain_end_where_one_long_job_does(experiment, unbroken,
     assert f"finished: epoch {EPOCHS}.00 of {EPOCHS}" in status.status(run)
     assert not list(scratch.glob("*")), "the nodes' disks are left clean"
     assert_same_state(run, unbroken)
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory) -> Iterator[dict[str, str]]:
+    if absent := one_node_slurm.missing():
+        pytest.skip(f"no Slurm here ({', '.join(absent)} missing): run scripts/install-slurm")
+    with one_node_slurm.running(tmp_path_factory.mktemp("slurm")) as environment:
+        yield environment
+
+
+def test_a_chain_on_a_real_slurm(experiment, unbroken, slurm, tmp_path):
+    """sbatch, srun and scancel of Slurm itself: job 1 is signalled, job 2 ends the run."""
+    run = tmp_path / "run"
+    site = tmp_path / "site.yaml"
+    site.write_text(
+        yaml.safe_dump(
+            {
+                "name": "one-node",
+                "scheduler": "slurm",
+                "queue": "batch",
+                "minutes": 30,
+                "step_options": ["--mpi=pmi2"],
+                "node": {"ranks": RANKS, "cores": RANKS, "local_dir": str(tmp_path / "bb")},
+            }
+        )
+    )
+
+    def order(*words: str) -> str:
+        done = subprocess.run(words, env=slurm, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def log(job: str) -> str:
+        path = run / "logs" / f"{job}.log"
+        return path.read_text() if path.exists() else ""
+
+    launch = ["launch", str(experiment), *overrides(run), "--site", str(site)]
+    order(sys.executable, "-m", "stemdl", *launch, "--chain", "3", "--submit")
+    first, second, third = files.read_json(run / chain.QUEUE, chain.QUEUE_SCHEMA)["jobs"]
+    try:
+        wait_for(lambda: step_of(run) > 0, "progress")
+        order("scancel", "--signal=USR1", first)  # what --signal=USR1@300 does before the limit
+        wait_for(lambda: "goes on" in log(first), "the end of job 1", timeout=300)
+        assert "stopped by SIGUSR1" in log(first)
+        assert 0 < progress.last_checkpoint(run).step < EPOCHS
+        wait_for(
+            lambda: not order("squeue", "--noheader", "--me").strip(),
+            "the end of the chain",
+            timeout=300,
+        )
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{log(first)}\n{log(second)}") from error
+    assert "resuming at step" in log(second)
+    assert chain.read(run)["state"] == "finished", log(second)
+    assert log(third) == "", "taken back before it began"
+    assert_same_state(run, unbroken)
+
+
+def test_ranks_that_srun_does_not_connect_are_refused(experiment, slurm, tmp_path):
+    """srun --mpi=none starts two processes that each believe to be alone."""
+    train = [sys.executable, "-m", "stemdl", "train", str(experiment), f"run={tmp_path / 'run'}"]
+    done = subprocess.run(
+        ["srun", "--ntasks=2", "--mpi=none", *train],
+        env=slurm,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("stemdl: srun started 2 processes, but MPI (") == 1
+    assert not (tmp_path / "run").exists()
 
 
 def test_check_is_green_and_red(experiment, tmp_path):
