@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes as Panel
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from numpy.typing import NDArray
 
 from stemdl.evaluation.columns import PM
@@ -49,9 +50,8 @@ def distributions(
     with canvas(path, 10.5, 3.4) as figure:
         left, right = figure.subplots(1, 2)
         for method, values in pearson.items():
-            distance = np.sort(1 - np.minimum(values, 1 - 1e-6))
-            share = np.arange(1, len(values) + 1) / len(values)
-            left.step(distance, share, where="post", color=COLOURS[method], label=LABELS[method])
+            distance = 1 - np.minimum(values, 1 - 1e-6)
+            left.ecdf(distance, color=COLOURS[method], label=LABELS[method])
         left.set_xscale("log")
         ticks = (0.999, 0.99, 0.9, 0.0)
         left.set_xticks([1 - tick for tick in ticks], [f"{tick:g}" for tick in ticks])
@@ -63,8 +63,7 @@ def distributions(
         left.legend(loc="upper right")
         for method, values in errors.items():
             if len(values):
-                share = np.arange(1, len(values) + 1) / len(values)
-                right.step(PM * np.sort(values), share, where="post", color=COLOURS[method])
+                right.ecdf(PM * values, color=COLOURS[method])
         right.set(xlim=(0, PM * radius), ylim=(0, 1.02))
         right.set(xlabel="position error of at most [pm]", ylabel="share of recovered columns")
 
@@ -87,15 +86,20 @@ def training(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
                 label=label,
             )
         loss.set(xlabel="epoch", ylabel="loss (normalised potential)", yscale="log")
+        loss.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        loss.yaxis.set_minor_formatter(StrMethodFormatter("{x:g}"))
         loss.legend()
         chosen = [line for line in lines if line["kind"] == "train"]
         rate.plot([line["epoch"] for line in chosen], [line["lr"] for line in chosen], color=INK)
+        rate.ticklabel_format(axis="y", style="scientific", scilimits=(-2, 2))
         rate.set(xlabel="epoch", ylabel="learning rate", ylim=(0, None))
 
 
 def _trend(panel: Panel, cause: Array, values: Array) -> None:
     """One dot a sample, and medians of about equally many samples."""
     panel.scatter(cause, values, s=12, color=COLOURS["network"], alpha=0.45, linewidths=0)
+    if np.allclose(cause % 1, 0):
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     levels = np.unique(cause)
     if len(levels) == 1:
         panel.set_xticks(levels)

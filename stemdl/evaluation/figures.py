@@ -1,7 +1,8 @@
 """The report's pictures, from arrays to PNG files. Lengths in Å, potentials in V.
 
-Potentials are drawn with their mean removed. In every picture a filled dot is a column that was
-found where one is, an open square one that was missed, and a cross one that is not there.
+Potentials are drawn with their mean removed, and smooth between pixels. In every picture a filled
+dot is a column that was found where one is, an open square one that was missed, and a cross one
+that is not there.
 """
 
 import re
@@ -38,6 +39,7 @@ STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.color": "#eceff3",
     "text.color": INK,
     "xtick.color": INK,
@@ -58,6 +60,7 @@ class Example:
     verdicts: Mapping[str, Verdict]
     scores: Mapping[str, Mapping[str, float]]  # method: key of metrics.SCORES: value
     pixel: float  # [Å]
+    detector_step: float  # [1/Å]
 
 
 @contextmanager
@@ -97,7 +100,7 @@ def comparison(path: Path, example: Example) -> None:
         _legend(figure)
 
 
-def predictions(path: Path, potentials: Array, pixel: float | None) -> None:
+def predictions(path: Path, potentials: Array, pixel: float) -> None:
     """A contact sheet of up to 16 reconstructions (N, H, W) [V], for which no truth is known."""
     shown = potentials[:16]
     across = int(np.ceil(np.sqrt(len(shown))))
@@ -109,11 +112,10 @@ def predictions(path: Path, potentials: Array, pixel: float | None) -> None:
                 panel.set_axis_off()
                 continue
             image = shown[number]
-            drawn = _image(panel, image, pixel or 1.0, image.min(), image.max())
+            drawn = _image(panel, image, pixel, image.min(), image.max())
             panel.set_title(f"pattern set {number}")
             figure.colorbar(drawn, ax=panel, label="[V]", shrink=0.85, pad=0.02)
-            if pixel is not None:
-                _scale_bar(panel, image.shape, pixel)
+            _scale_bar(panel, image.shape, pixel)
 
 
 def describe(record: Mapping[str, Any]) -> str:
@@ -130,7 +132,7 @@ def _reconstruction(figure: Any, example: Example) -> None:
     tally = verdict.tally
     figure.suptitle(describe(example.record), x=0.01, ha="left", weight="bold")
     pattern, truth, image, difference = figure.subplots(1, 4)
-    _pattern(pattern, example.cbed)
+    _pattern(pattern, example.cbed, example.detector_step)
     pattern.set_title("mean pattern")
     low, high = example.truth.min(), example.truth.max()
     drawn = _image(truth, example.truth, example.pixel, low, high)
@@ -155,16 +157,22 @@ def _image(
     height, width = image.shape
     extent = (-0.5 * pixel, (width - 0.5) * pixel, (height - 0.5) * pixel, -0.5 * pixel)
     _frame(panel)
-    return panel.imshow(image, cmap=colours, vmin=low, vmax=high, extent=extent)
+    return panel.imshow(
+        image, cmap=colours, vmin=low, vmax=high, extent=extent, interpolation="bicubic"
+    )
 
 
-def _pattern(panel: Panel, cbed: Array) -> None:
+def _pattern(panel: Panel, cbed: Array, step: float) -> None:
     """Square root of the intensity: the faint outside stays visible."""
     _frame(panel)
-    panel.imshow(np.sqrt(np.maximum(cbed, 0)), cmap=PATTERN)
+    height, width = cbed.shape
+    extent = (-0.5 * step, (width - 0.5) * step, (height - 0.5) * step, -0.5 * step)
+    panel.imshow(np.sqrt(np.maximum(cbed, 0)), cmap=PATTERN, extent=extent)
+    _scale_bar(panel, cbed.shape, step, "Å⁻¹")
 
 
 def _frame(panel: Panel) -> None:
+    panel.set_anchor("N")
     panel.set_xticks([])
     panel.set_yticks([])
     panel.grid(False)
@@ -191,7 +199,7 @@ def _legend(figure: Figure) -> None:
     figure.legend(handles=handles, loc="outside lower right", ncols=3)
 
 
-def _scale_bar(panel: Panel, shape: tuple[int, ...], pixel: float) -> None:
+def _scale_bar(panel: Panel, shape: tuple[int, ...], pixel: float, unit: str = "Å") -> None:
     """A bar of a round length, about a quarter of the field, at the lower left."""
     height, width = shape[0] * pixel, shape[1] * pixel
     length = max(each for each in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if each <= width / 3)
@@ -200,7 +208,7 @@ def _scale_bar(panel: Panel, shape: tuple[int, ...], pixel: float) -> None:
     panel.text(
         left + length / 2,
         low - 0.02 * height,
-        f"{length:g} Å",
+        f"{length:g} {unit}",
         color="white",
         ha="center",
         va="bottom",

@@ -17,15 +17,17 @@ from numpy.typing import NDArray
 import stemdl
 from stemdl import config, files, schema
 from stemdl.console import progress, say
-from stemdl.data import pipeline
-from stemdl.data.normalise import Normaliser
+from stemdl.data import pipeline, trained_on
+from stemdl.data.normalise import Normaliser, not_finite
 from stemdl.data.shards import Split
+from stemdl.data.trained_on import TrainedOn
 from stemdl.errors import UserError
 from stemdl.evaluation import figures
 from stemdl.ranks import Ranks
 from stemdl.training import checkpoint, devices
 
 FORMAT = "stemdl.prediction/1"
+IMPORT = "bring it in with stemdl-data import FILE --to DATA --match RUN (docs/import.md)"
 
 Reconstructor = Callable[[Any], NDArray[np.float32]]
 
@@ -57,10 +59,11 @@ def reconstruct(
     apply = reconstructor(model, normaliser)
     indices, found = [], []
     batches = pipeline.evaluation(split, normaliser, settings, batch=batch, ranks=ranks)
-    for each in progress(batches, "reconstructing", unit="batch", rank=ranks.rank):
-        real = each["weight"].numpy() > 0
-        indices.append(each["index"].numpy()[real])
-        found.append(apply(each["cbed"])[real])
+    with pipeline.user_errors():
+        for each in progress(batches, "reconstructing", unit="batch", rank=ranks.rank):
+            real = each["weight"].numpy() > 0
+            indices.append(each["index"].numpy()[real])
+            found.append(apply(each["cbed"])[real])
     return np.concatenate(indices).astype(np.int64), np.concatenate(found)
 
 
@@ -70,13 +73,14 @@ def predict(run: Path, file: Path, to: Path, ranks: Ranks) -> None:
     Args:
         run: a trained run.
         file: HDF5 with a dataset `cbed` (N, Sy, Sx, Ky, Kx), or (Sy, Sx, Ky, Kx) for one sample, in
-            the unit of the training data. A root attribute `scan_step` [Å] gives the scale.
+            the unit of the training data. Root attributes `scan_step` [Å] and `detector_step`
+            [1/Å], where it has them, must be those of the training data.
         to: HDF5 to write: `potential` (N, H, W) float32 [V], each of mean zero. A picture of the
             first samples goes beside it, with the suffix .png.
 
     Raises:
-        UserError: no trained run, no such file or dataset, or patterns of another shape than the
-            network's.
+        UserError: no trained run, no such file or dataset, or patterns of another shape or
+            sampling than the network's.
     """
     with ranks.together(f"reconstructing {file}"):
         if to.resolve() == file.resolve():
@@ -84,11 +88,14 @@ def predict(run: Path, file: Path, to: Path, ranks: Ranks) -> None:
         experiment = config.load(run / "config.yaml")
         devices.set_up(experiment.train, experiment.seed, ranks)
         model, normaliser, _ = checkpoint.load_model(run, "best")
-        found, scan_step = _reconstruct_file(model, normaliser, file, experiment, ranks)
+        kind = trained_on.load(run)
+        found = _reconstruct_file(
+            model, normaliser, kind, file, batch=experiment.evaluate.batch, ranks=ranks
+        )
     potentials = np.concatenate(ranks.collect(found))
     with ranks.together(f"writing {to}"):
         if ranks.rank == 0:
-            pixel = None if scan_step is None else scan_step * _upsampling(model)
+            pixel = kind.axes.potential_pixel
             _write(to, potentials, pixel, run=run, source=file)
             figures.predictions(to.with_suffix(".png"), potentials, pixel)
     say(
@@ -100,24 +107,27 @@ def predict(run: Path, file: Path, to: Path, ranks: Ranks) -> None:
 def _reconstruct_file(
     model: keras.Model,
     normaliser: Normaliser,
+    kind: TrainedOn,
     file: Path,
-    experiment: schema.Experiment,
+    *,
+    batch: int,
     ranks: Ranks,
-) -> tuple[NDArray[np.float32], float | None]:
-    """This rank's share of the file (n, H, W) [V], mean removed; and the scan step [Å] if known."""
+) -> NDArray[np.float32]:
+    """The potentials (n, H, W) [V] of this rank's share of the file, each of mean zero."""
     apply = reconstructor(model, normaliser)
-    wanted, batch = model.input_shape[1:], experiment.evaluate.batch
+    wanted = model.input_shape[1:]
     try:
         with h5py.File(file, "r", locking=False) as opened:
             cbed = opened.get("cbed")
             if not isinstance(cbed, h5py.Dataset):
-                raise UserError(f"{file}: has no dataset 'cbed', found {sorted(opened)}")
+                raise UserError(f"{file}: has no dataset 'cbed', found {sorted(opened)}; {IMPORT}")
             if cbed.shape[-4:] != wanted or cbed.ndim > 5:
                 raise UserError(
                     f"{file}: cbed is {cbed.shape}, wanted (samples, {', '.join(map(str, wanted))})"
                     ", the (scan y, scan x, detector ky, kx) that the network was trained for; "
-                    "crop or bin the patterns, or train a network for this shape"
+                    f"train a network for this shape, or {IMPORT}"
                 )
+            trained_on.check(kind, file, opened.attrs)
             count = cbed.shape[0] if cbed.ndim == 5 else 1
             low, high = (count * (ranks.rank + end) // ranks.size for end in (0, 1))
             found = np.empty((high - low, *model.output_shape[1:]), np.float32)
@@ -125,30 +135,28 @@ def _reconstruct_file(
             for start in progress(starts, "reconstructing", unit="batch", rank=ranks.rank):
                 stop = min(start + batch, high)
                 patterns = cbed[start:stop] if cbed.ndim == 5 else cbed[()][None]
+                for sample, each in enumerate(patterns, start):
+                    if not_finite(each):  # ReLU would make 0 of NaN
+                        raise UserError(f"{file}: cbed of sample {sample} holds NaN or infinity")
                 found[start - low : stop - low] = apply(normaliser.cbed(patterns))
-            step = opened.attrs.get("scan_step")
     except OSError as error:
         raise UserError(
-            f"{file}: cannot be read as HDF5 ({error.strerror or ' '.join(str(error).split())})"
+            f"{file}: cannot be read as HDF5 ({error.strerror or ' '.join(str(error).split())}); "
+            f"if it is in a camera's or another program's format, {IMPORT}"
         ) from error
     broken = ~np.isfinite(found).all((1, 2))
     if broken.any():
         raise UserError(
-            f"{file}: the reconstruction of sample {low + int(broken.argmax())} has NaN or "
-            "infinite values; look for NaN in its patterns"
+            f"{file}: the network gives NaN or infinity for sample {low + int(broken.argmax())}; "
+            "train again, or compare the patterns' scale with the training data's"
         )
-    return found - found.mean((1, 2), keepdims=True), None if step is None else float(step)
-
-
-def _upsampling(model: keras.Model) -> float:
-    """Potential pixels are this part of a scan step."""
-    return model.input_shape[1] / model.output_shape[1]
+    return found - found.mean((1, 2), keepdims=True)
 
 
 def _write(
-    path: Path, potentials: NDArray[np.float32], pixel: float | None, *, run: Path, source: Path
+    path: Path, potentials: NDArray[np.float32], pixel: float, *, run: Path, source: Path
 ) -> None:
-    """The axes are described as in shards (docs/data-format.md), if the pixel [Å] is known."""
+    """The axes are described as in shards (docs/data-format.md); `pixel` is in Å."""
     try:
         with files.appearing(path) as temporary, h5py.File(temporary, "w") as opened:
             opened.create_dataset("potential", data=potentials)
@@ -159,12 +167,9 @@ def _write(
                 source=str(source),
                 potential_unit="V",
                 potential_axes=("sample", "y", "x"),
+                potential_pixel=pixel,
+                potential_sampling=(1.0, pixel, pixel),
+                potential_units=("", "Å", "Å"),
             )
-            if pixel is not None:
-                opened.attrs.update(
-                    potential_pixel=pixel,
-                    potential_sampling=(1.0, pixel, pixel),
-                    potential_units=("", "Å", "Å"),
-                )
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error

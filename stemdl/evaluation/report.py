@@ -155,6 +155,7 @@ def _example(
         },
         scores={method: result.scores for method, result in row.results.items()},
         pixel=case.axes.potential_pixel,
+        detector_step=case.axes.detector_step,
     )
 
 

@@ -78,7 +78,9 @@ def summarise(rows: Sequence[Row], method: str, threshold: float) -> dict[str, A
         figures[score.key] = {
             "median": _finite(np.median(values)),
             "mean": _finite(np.mean(values)),
-            "worst_tenth": _finite(np.percentile(values, 10 if score.rises else 90)),
+            "worst_tenth": _finite(
+                np.percentile(values, 10 if score.rises else 90, method="nearest")
+            ),
         }
     for kind in ("columns", "atoms"):
         figures[kind] = total(rows, method, kind, threshold).figures()
