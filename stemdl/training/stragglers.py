@@ -65,11 +65,11 @@ def report(efforts: Sequence[Effort]) -> list[str]:
         slowest = [rank for rank in np.argsort(-values, kind="stable") if unusual[rank]]
         if slowest:
             named = ", ".join(
-                f"rank {rank} on {efforts[rank].host} {values[rank] * 1e3:.3g} ms"
+                f"rank {rank} on {efforts[rank].host} {values[rank] * 1e3:.1f} ms"
                 for rank in slowest[:COUNT]
             )
             lines.append(
-                f"{len(slowest)} slow by {name} (median {np.median(values) * 1e3:.3g} ms a step): "
+                f"{len(slowest)} slow by {name} (median {np.median(values) * 1e3:.1f} ms a step): "
                 f"{named}"
             )
     even = f"no stragglers among {len(efforts)} ranks: compute within {_spread(compute):.0%}"

@@ -6,6 +6,7 @@ After a wanted change: STEMDL_WRITE_GOLDEN=1 pytest tests/launch/test_scripts.py
 import os
 import shutil
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -103,7 +104,7 @@ def test_every_rank_of_a_node_has_its_own_cores():
     binding = sites.load("configs/sites/summit.yaml").node.binding
     spans = [range(*map(int, each.cores.split("-"))) for each in binding]
     assert all(len(span) == 27 for span in spans)
-    assert all(a.stop < b.start for a, b in zip(spans, spans[1:], strict=False))
+    assert all(a.stop < b.start for a, b in pairwise(spans))
     assert [each.memory for each in binding] == [0 if span.start < 88 else 8 for span in spans]
 
 
