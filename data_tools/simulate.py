@@ -77,8 +77,9 @@ def simulate(experiment: schema.Experiment, ranks: Ranks) -> dict[str, Any]:
     provenance = fingerprint(settings, catalogue.materials)
     jobs = _jobs(settings, directory)
     with ranks.together("looking for finished shards"):
-        _refuse_other_data(directory, provenance)
-        missing = [job for job in jobs if not job.path.exists()]
+        missing = _missing(jobs, directory, provenance)
+        if ranks.rank == 0:
+            _clear_away(directory)
     _make(recipe, splits, missing, provenance, ranks)
     with ranks.together("reading back"):
         mine = [manifest.shard_record(job.path) for job in jobs[ranks.rank :: ranks.size]]
@@ -98,8 +99,10 @@ def simulate(experiment: schema.Experiment, ranks: Ranks) -> dict[str, Any]:
 
 
 def fingerprint(settings: schema.Simulate, materials: Iterable[Material]) -> str:
-    """A short hash of all that decides the data: settings, materials and stemdl's version."""
-    content = settings.model_dump(mode="json", exclude={"workers": True, "materials": {"cif_dir"}})
+    """A short hash of all that decides a sample: settings, materials and stemdl's version."""
+    content = settings.model_dump(
+        mode="json", exclude={"workers": True, "samples": True, "materials": {"cif_dir": True}}
+    )
     digest = hashlib.sha256(json.dumps([stemdl.__version__, content], sort_keys=True).encode())
     for material in materials:
         digest.update(f"{material.name} {material.prototype} {material.formula}".encode())
@@ -177,9 +180,7 @@ def _write(job: Job, made: list[Sample], settings: schema.Simulate, provenance: 
 
 
 @contextmanager
-def _processes(
-    count: int | None,
-) -> Iterator[Callable[[Iterable[Task]], Iterator[Sample]]]:
+def _processes(count: int | None) -> Iterator[Callable[[Iterable[Task]], Iterator[Sample]]]:
     """Yield a function that simulates tasks in order, in this process or on `count` others."""
     count = count or len(os.sched_getaffinity(0))
     if count == 1 or device() == "gpu":
@@ -189,24 +190,28 @@ def _processes(
     pool = ProcessPoolExecutor(count, get_context("fork"), _start_worker)
     try:
         yield lambda tasks: _in_order(pool, tasks, ahead=4 * count)
-    except BrokenProcessPool as error:
-        raise UserError(
-            "a simulating process was killed, perhaps for want of memory; run the command again "
-            f"to go on, with fewer than simulate.workers={count}"
-        ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _in_order(pool: ProcessPoolExecutor, tasks: Iterable[Task], ahead: int) -> Iterator[Sample]:
-    """Results in the order of the tasks, with at most `ahead` of them waiting."""
+    """Results in the order of the tasks, with at most `ahead` of them waiting.
+
+    Raises:
+        UserError: a process was killed.
+    """
     tasks = iter(tasks)
-    waiting: deque[Future[Sample]] = deque(
-        pool.submit(simulate_sample, *task) for task in islice(tasks, ahead)
-    )
-    while waiting:
-        yield waiting.popleft().result()
-        waiting.extend(pool.submit(simulate_sample, *task) for task in islice(tasks, 1))
+    waiting: deque[Future[Sample]] = deque()
+    try:
+        waiting.extend(pool.submit(simulate_sample, *task) for task in islice(tasks, ahead))
+        while waiting:
+            yield waiting.popleft().result()
+            waiting.extend(pool.submit(simulate_sample, *task) for task in islice(tasks, 1))
+    except BrokenProcessPool as error:
+        raise UserError(
+            "a simulating process was killed, perhaps for want of memory; run the command again "
+            "to go on, with fewer simulate.workers"
+        ) from error
 
 
 def _start_worker() -> None:
@@ -223,14 +228,37 @@ def _start_worker() -> None:
     threading.Thread(target=follow, daemon=True).start()
 
 
-def _refuse_other_data(directory: Path, provenance: str) -> None:
+def _missing(jobs: list[Job], directory: Path, provenance: str) -> list[Job]:
+    """The shards still to be made. A last, short shard is made again when the data set has grown.
+
+    Raises:
+        UserError: the directory holds shards of another data set, or more than are wanted.
+    """
+    wanted = {job.path: len(job.rows) for job in jobs}
+    whole = set()
     for path in sorted(path for split in SPLITS for path in (directory / split).glob("*.h5")):
-        found = shards.open_shard(path).provenance
-        if found != provenance:
+        shard = shards.open_shard(path)
+        if shard.provenance != provenance:
             raise UserError(
-                f"{path}: was made with other settings or materials ({found or 'unknown'}, now "
-                f"{provenance}); choose another data.dir, or remove {directory} to make it anew"
+                f"{path}: was made with other settings or materials "
+                f"({shard.provenance or 'unknown'}, now {provenance}); choose another data.dir, "
+                f"or remove {directory} to make it anew"
             )
+        if shard.count > wanted.get(path, 0):
+            raise UserError(
+                f"{path}: holds more samples than simulate.samples asks for here "
+                f"({shard.count}, wanted {wanted.get(path, 0)}); ask for more, or remove the file"
+            )
+        if shard.count == wanted[path]:
+            whole.add(path)
+    return [job for job in jobs if job.path not in whole]
+
+
+def _clear_away(directory: Path) -> None:
+    """Remove the unfinished files that a killed run left."""
+    for split in SPLITS:
+        for path in (directory / split).glob(".*.h5.*.tmp"):
+            path.unlink(missing_ok=True)
 
 
 def _announce(catalogue: Catalogue, splits: Splits, ranks: Ranks) -> None:
