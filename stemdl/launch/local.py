@@ -20,15 +20,21 @@ NODES = "hostname"
 
 
 def mpirun() -> str:
-    """The mpirun beside this Python, or the first on PATH.
+    """The launcher of ranks, used as LAUNCHER -n RANKS COMMAND.
+
+    STEMDL_MPIRUN names it (jsrun and srun understand -n as well, within a job); otherwise it is the
+    mpirun beside this Python, or the first on PATH.
 
     Raises:
         UserError: there is none.
     """
+    wanted = os.environ.get("STEMDL_MPIRUN")
     beside = Path(sys.executable).parent / "mpirun"
-    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    found = str(beside) if beside.exists() and not wanted else shutil.which(wanted or "mpirun")
     if found is None:
-        raise UserError("no mpirun on PATH: run scripts/setup, or load the system's MPI module")
+        raise UserError(
+            f"no {wanted or 'mpirun'} on PATH: run scripts/setup, or load the system's MPI module"
+        )
     return found
 
 

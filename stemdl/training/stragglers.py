@@ -13,6 +13,7 @@ from stemdl import ranks as ranks_module
 from stemdl.ranks import Ranks
 
 COUNT = 3  # ranks named
+STEPS = 10  # fewer are chance
 NOTEWORTHY = 1.1  # times the median from which a rank is worth naming
 
 
@@ -39,13 +40,13 @@ class Efforts:
         self._waited += waited
 
     def report(self, clock: Mapping[str, float], ranks: Ranks) -> list[str]:
-        """Lines on the slowest of all ranks (a collective); none for one rank or no steps."""
+        """Lines on the slowest of all ranks (a collective); none for one rank or few steps."""
         spent = {name: seconds - self._begun.get(name, 0.0) for name, seconds in clock.items()}
         # The clock counts the mean wait of all ranks as reduction; here each has its own.
         own = spent["compute"] + spent["reduction"] - self._waited
         steps = max(1.0, self._steps)
         found = ranks.collect(Effort(ranks_module.host(), spent["data"] / steps, own / steps))
-        return report(found) if ranks.size > 1 and self._steps else []
+        return report(found) if ranks.size > 1 and self._steps >= STEPS else []
 
 
 def report(efforts: Sequence[Effort]) -> list[str]:

@@ -4,6 +4,7 @@ After a wanted change: STEMDL_WRITE_GOLDEN=1 pytest tests/launch/test_scripts.py
 """
 
 import os
+import re
 import shutil
 import subprocess
 from itertools import pairwise
@@ -200,3 +201,10 @@ def test_a_scheduler_that_is_not_there_or_refuses(tmp_path, monkeypatch):
     refusing.chmod(0o755)
     with pytest.raises(UserError, match="refused: sbatch: error: Invalid account"):
         launch(tmp_path, submit=True)
+
+
+def test_the_site_file_in_the_documentation_is_valid():
+    text = Path("docs/clusters.md").read_text()
+    (example,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    site = config.check(sites.Site, yaml.safe_load(example), "docs/clusters.md")
+    assert site.name == "mycluster"

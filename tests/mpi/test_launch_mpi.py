@@ -147,7 +147,7 @@ def slurm(tmp_path_factory) -> Iterator[dict[str, str]]:
 
 
 def test_a_chain_on_a_real_slurm(experiment, unbroken, slurm, tmp_path):
-    """sbatch, srun and scancel of Slurm itself: job 1 is signalled, job 2 ends the run."""
+    """sbatch, srun and scancel of Slurm itself: job 1 is signalled, the next ends the run."""
     run = tmp_path / "run"
     site = tmp_path / "site.yaml"
     site.write_text(
@@ -173,8 +173,8 @@ def test_a_chain_on_a_real_slurm(experiment, unbroken, slurm, tmp_path):
         return path.read_text() if path.exists() else ""
 
     launch = ["launch", str(experiment), *overrides(run), "--site", str(site)]
-    order(sys.executable, "-m", "stemdl", *launch, "--chain", "3", "--submit")
-    first, second, third = files.read_json(run / chain.QUEUE, chain.QUEUE_SCHEMA)["jobs"]
+    order(sys.executable, "-m", "stemdl", *launch, "--chain", "4", "--submit")
+    first, *others = files.read_json(run / chain.QUEUE, chain.QUEUE_SCHEMA)["jobs"]
     try:
         wait_for(lambda: step_of(run) > 0, "progress")
         order("scancel", "--signal=USR1", first)  # what --signal=USR1@300 does before the limit
@@ -187,10 +187,13 @@ def test_a_chain_on_a_real_slurm(experiment, unbroken, slurm, tmp_path):
             timeout=300,
         )
     except AssertionError as error:
-        raise AssertionError(f"{error}\n{log(first)}\n{log(second)}") from error
-    assert "resuming at step" in log(second)
-    assert chain.read(run)["state"] == "finished", log(second)
-    assert log(third) == "", "taken back before it began"
+        raise AssertionError("\n".join((str(error), *map(log, (first, *others))))) from error
+    record = chain.read(run)
+    assert record["state"] == "finished", "".join(map(log, others))
+    assert "resuming at step" in log(others[0])
+    # One would do; but what fails by chance in one job is made good by the next.
+    worked = [each["job"] for each in record["jobs"]]
+    assert all(log(job) == "" for job in others if job not in worked), "taken back before it began"
     assert_same_state(run, unbroken)
 
 
