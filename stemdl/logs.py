@@ -57,6 +57,8 @@ def listening(ranks: Ranks) -> Iterator[Warnings]:
     try:
         yield warnings
     finally:
+        if ranks.comm is None:  # among ranks a failed one could not take part
+            warnings.tell()
         logging.captureWarnings(False)
         for handler in handlers:
             root.removeHandler(handler)

@@ -42,6 +42,9 @@ def read(run: Path) -> dict[str, Any] | None:
 def begin(run: Path, chain: str, job: str, *, seconds: float, scheduler: str) -> int:
     """Note that a job has begun; the exit code says if there is anything to do (0) or not (3)."""
     record = read(run)
+    if record is not None and record["chain"] != chain and (other := at_work(run)):
+        say(f"chain: nothing to do: job {other} of another chain works on {run}")
+        return EXIT_NOTHING_LEFT
     if record is None or record["chain"] != chain:
         record = {"chain": chain, "scheduler": scheduler, "state": "running", "jobs": []}
     _settle(run, record)
@@ -81,6 +84,15 @@ def end(run: Path, chain: str, job: str, *, code: int, bad: Sequence[str]) -> No
             break
         _ask(order)
         say(f"chain: job {each} avoids {', '.join(bad)}, which did not answer")
+
+
+def at_work(run: Path) -> str | None:
+    """The job that works on `run` now, as far as its files tell; None if there is none."""
+    record = read(run)
+    if record is None or not record["jobs"] or "code" in record["jobs"][-1]:
+        return None
+    last = record["jobs"][-1]
+    return last["job"] if last["ends"] > time.time() else None
 
 
 def _settle(run: Path, record: dict[str, Any]) -> None:

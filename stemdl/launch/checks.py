@@ -17,6 +17,8 @@ import numpy as np
 import stemdl
 from stemdl import files
 from stemdl.data import shards, staging
+from stemdl.data.shards import Shard
+from stemdl.data.staging import SPLITS
 from stemdl.errors import UserError
 from stemdl.ranks import Ranks, host
 from stemdl.reduction import levers
@@ -65,6 +67,9 @@ def devices(experiment: Experiment, ranks: Ranks) -> str:
     """A GPU for every rank, and NCCL to reduce on it, where TensorFlow is a GPU build."""
     import tensorflow as tf
 
+    from stemdl.training import devices as training_devices
+
+    training_devices.set_up(experiment.train, experiment.seed, ranks)  # as the training will
     gpus = tf.config.list_physical_devices("GPU")
     if not tf.test.is_built_with_gpu_support():
         cores = len(os.sched_getaffinity(0))
@@ -150,14 +155,41 @@ def allreduce(experiment: Experiment, ranks: Ranks) -> str:
 
 
 def data(experiment: Experiment, ranks: Ranks) -> str:
-    """Every shard's header reads, by one rank each, and the first sample of it."""
-    directory, count, samples = experiment.data.dir, 0, 0
-    for name in ("train", "dev", "test"):
-        split = shards.open_split(directory, name)
-        count, samples = count + len(split.shards), samples + split.count
-        for shard in split.shards[ranks.rank :: ranks.size]:
-            shards.read_samples(shard, [0])
-    return f"{count} shards, {samples:,} samples in {directory}"
+    """Every shard opens and its first sample reads, each by one rank; a split is of one kind."""
+    directory, paths = experiment.data.dir, {}
+    with ranks.together("listing the data set"):
+        if ranks.rank == 0:  # alone: so many listings at once would stall the file system
+            paths = {split: shards.shard_paths(directory, split) for split in SPLITS}
+            if missing := [split for split in SPLITS if not paths[split]]:
+                raise UserError(f"{directory / missing[0]}: no shards (*.h5); set data.dir")
+    paths = ranks.share(paths)
+    found: dict[str, list[Shard]] = {split: [] for split in SPLITS}
+    fault: UserError | None = None
+    try:
+        for split in SPLITS:
+            for path in paths[split][ranks.rank :: ranks.size]:
+                shard = shards.open_shard(path)
+                shards.read_samples(shard, [0])
+                found[split].append(shard)
+    except UserError as error:
+        fault = error
+    first = ranks.share({split: each[0] for split, each in found.items() if each})
+    counts = ranks.collect(sum(shard.count for each in found.values() for shard in each))
+    if fault is not None:
+        raise fault
+    for split, each in found.items():
+        for shard in each:
+            if split in first and _kind(shard) != _kind(first[split]):
+                raise UserError(
+                    f"{shard.path}: holds samples of another kind than {first[split].path.name} "
+                    "(shapes, dtypes or sampling); keep one kind in a split"
+                )
+    total = sum(len(each) for each in paths.values())
+    return f"{total} shards, {sum(counts):,} samples in {directory}"
+
+
+def _kind(shard: Shard) -> tuple:
+    return (shard.cbed_shape, shard.cbed_dtype, shard.potential_shape, shard.axes)
 
 
 def storage(experiment: Experiment, ranks: Ranks) -> str:

@@ -1,5 +1,6 @@
 """stemdl launch: write the job script of an experiment, and submit it as a chain of jobs."""
 
+import os
 import shlex
 import subprocess
 import sys
@@ -43,6 +44,7 @@ def launch(
         raise UserError(f"--on is {on}, but {site.name} is a site of {site.scheduler}")
     if jobs < 1 or nodes < 1:
         raise UserError(f"--nodes is {nodes} and --chain {jobs}, wanted 1 or more")
+    _check_place(experiment.run, site)
     work = Job(
         experiment=experiment,
         arguments=(str(Path(arguments[0]).absolute()), *arguments[1:]),
@@ -59,6 +61,8 @@ def launch(
     if dry_run:
         print(text, end="")
         return 0
+    if submit and (other := chain.at_work(work.run)):
+        raise UserError(f"{work.run}: job {other} works on it; wait for its end or cancel it")
     path = work.run / job.SCRIPT
     work.logs.mkdir(parents=True, exist_ok=True)  # schedulers do not make it for their output
     files.write_bytes(path, text.encode())
@@ -70,6 +74,16 @@ def launch(
         say(f"launch: submit it with: {shlex.join(order)}")
         return 0
     return _queue(work, queue, jobs) if queue else _here(work, jobs)
+
+
+def _check_place(run: Path, site: sites.Site) -> None:
+    """RUN must outlive the job."""
+    local = site.node.local_dir
+    if local and run.absolute().is_relative_to(os.path.expandvars(local)):
+        raise UserError(
+            f"run is {run}, on the nodes' own disks ({local}), and would be lost with the job: set "
+            "run to a shared directory; the site file's mirror keeps it on the node meanwhile"
+        )
 
 
 def _queue(work: Job, scheduler: Queue, jobs: int) -> int:

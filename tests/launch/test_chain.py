@@ -118,6 +118,17 @@ def test_another_launch_begins_another_chain(tmp_path):
     assert [each["job"] for each in chain.read(run)["jobs"]] == ["2"]
 
 
+def test_two_chains_do_not_work_on_one_run_at_the_same_time(tmp_path):
+    run = tmp_path / "run"
+    assert chain.begin(run, "c", "1", seconds=100, scheduler="slurm") == 0
+    assert chain.at_work(run) == "1"
+    assert chain.begin(run, "d", "2", seconds=100, scheduler="slurm") == chain.EXIT_NOTHING_LEFT
+    chain.end(run, "c", "1", code=75, bad=[])
+    assert chain.at_work(run) is None
+    assert chain.begin(run, "d", "2", seconds=-1, scheduler="slurm") == 0
+    assert chain.at_work(run) is None, "it is over its time: it was killed"
+
+
 def test_a_refused_order_is_told_and_no_more(tmp_path, scheduler, capsys):
     (tmp_path / "bin" / "scancel").write_text("#!/bin/sh\necho not permitted >&2; exit 1\n")
     run = tmp_path / "run"

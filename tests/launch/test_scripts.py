@@ -15,7 +15,7 @@ import yaml
 
 from stemdl import config
 from stemdl.errors import UserError
-from stemdl.launch import flux, job, local, lsf, schedulers, sites, slurm, submit
+from stemdl.launch import chain, flux, job, local, lsf, schedulers, sites, slurm, submit
 from stemdl.launch.job import Job
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -189,6 +189,29 @@ def test_dry_run_prints_and_writes_nothing(tmp_path, capsys):
 def test_options_that_do_not_fit(options, said, tmp_path):
     with pytest.raises(UserError, match=said):
         launch(tmp_path, **options)
+
+
+def test_a_run_on_the_nodes_disks_would_be_lost(tmp_path, monkeypatch):
+    monkeypatch.setenv("USER", "ann")
+    site = sites.load("configs/sites/frontier.yaml")
+    with pytest.raises(UserError, match="would be lost with the job"):
+        submit.launch(
+            ["configs/demo.yaml", "run=/mnt/bb/ann/run"],
+            site,
+            on="slurm",
+            nodes=1,
+            jobs=1,
+            submit=False,
+            dry_run=True,
+            node_logs=False,
+            written_by=["stemdl"],
+        )
+
+
+def test_a_run_that_is_worked_on_is_not_submitted_again(tmp_path):
+    chain.begin(tmp_path / "run", "c", "41", seconds=100, scheduler="slurm")
+    with pytest.raises(UserError, match="job 41 works on it"):
+        launch(tmp_path, submit=True)
 
 
 def test_a_scheduler_that_is_not_there_or_refuses(tmp_path, monkeypatch):
