@@ -17,7 +17,7 @@ import h5py
 from data_tools.importers.empad import open_empad
 from data_tools.importers.hdf5 import open_hdf5
 from data_tools.importers.records import open_records
-from data_tools.importers.rosetta import open_rosetta, plugin
+from data_tools.importers.rosetta import open_rosetta, plugins
 from data_tools.importers.scan import Given, Scan, arranged
 from data_tools.importers.zarrs import open_zarr
 from stemdl.errors import UserError
@@ -53,7 +53,7 @@ def _opener(path: Path) -> Callable[[Path, Given, ExitStack], list[Scan]]:
         return open_empad
     if suffix in HDF5:
         return open_hdf5
-    if suffix and plugin(path) is not None:
+    if suffix and plugins(path):
         return open_rosetta
     if path.is_file() and h5py.is_hdf5(path):
         return open_hdf5

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from scipy import ndimage, sparse
 
 from data_tools.importers.calibration import Disc, Pair
+from stemdl.data.trained_on import SAME
 from stemdl.errors import UserError
-
-SAME = 0.01  # steps that differ by less than this part count as equal
 
 
 @dataclass(frozen=True)

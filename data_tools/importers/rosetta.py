@@ -1,7 +1,7 @@
 """Formats that rosettasciio reads: .mib, .dm3 and .dm4, .hspy, .zspy, EMPAD's .xml, and others.
 
 rosettasciio knows the bytes; which axes are the scan's is often ours to find out. Data stay on the
-disk until rows are read, where rosettasciio can (all formats named above).
+disk until rows are read; formats of which rosettasciio cannot leave them there are refused.
 """
 
 import importlib
@@ -24,13 +24,14 @@ from data_tools.importers.scan import (
 from stemdl.errors import UserError
 
 
-def plugin(path: Path) -> Mapping[str, Any] | None:
-    """rosettasciio's reader for a file of this name."""
+def plugins(path: Path) -> list[Mapping[str, Any]]:
+    """rosettasciio's readers for files of this name; some names belong to several formats."""
     extension = path.suffix[1:].lower()
-    for each in library("rsciio", path).IO_PLUGINS:
-        if extension in [known.lower() for known in each["file_extensions"]]:
-            return each
-    return None
+    return [
+        each
+        for each in library("rsciio", path).IO_PLUGINS
+        if extension in [known.lower() for known in each["file_extensions"]]
+    ]
 
 
 def open_rosetta(path: Path, given: Given, stack: ExitStack) -> list[Scan]:
@@ -39,20 +40,13 @@ def open_rosetta(path: Path, given: Given, stack: ExitStack) -> list[Scan]:
     Raises:
         UserError: damaged, no scan in it, several and no --key, or the scan's shape is unknown.
     """
-    reader = plugin(path)
-    assert reader is not None
     extension = path.suffix[1:].lower()
     more: dict[str, Any] = {}
     if extension == "mib":
         more["navigation_shape"] = _mib_scan(path, given)
     elif extension == "zspy":
         more["mode"] = "r"  # it would open for writing
-    try:
-        signals = importlib.import_module(reader["api"]).file_reader(str(path), lazy=True, **more)
-    except Exception as error:  # readers raise whatever they run into
-        raise UserError(
-            f"{path}: cannot be read as {reader['name']} ({type(error).__name__}: {error})"
-        ) from error
+    signals = _signals(path, more)
     signal = _choose(path, signals, given)
     where = str(path) if len(signals) == 1 else f"{path}:{_title(signal)}"
     found = _optics(signal)
@@ -66,6 +60,17 @@ def open_rosetta(path: Path, given: Given, stack: ExitStack) -> list[Scan]:
     default = _dm_order(signal) if extension in ("dm3", "dm4") else _navigation(signal)
     order = order_axes(where, axes, given, default)
     return [from_array(data, where, order, found=found | steps(axes, order))]
+
+
+def _signals(path: Path, more: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What the first reader makes of the file that can read it."""
+    failures = []
+    for each in plugins(path):
+        try:
+            return importlib.import_module(each["api"]).file_reader(str(path), lazy=True, **more)
+        except Exception as error:  # readers raise whatever they run into
+            failures.append(f"{each['name']} ({type(error).__name__}: {error})")
+    raise UserError(f"{path}: cannot be read as {' or '.join(failures)}")
 
 
 def _choose(path: Path, signals: list[dict[str, Any]], given: Given) -> dict[str, Any]:

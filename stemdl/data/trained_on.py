@@ -5,8 +5,10 @@ step and detector sampling as those it learned from. Whoever brings it other dat
 numbers, and the training data may be far away.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from stemdl.errors import UserError
 
 SCHEMA = "stemdl.trained_on/1"
 NAME = "data.json"
+SAME = 0.01  # steps that differ by less than this part count as equal
 TABLES = 16  # shards whose sample tables are read for the ranges, spread over the split
 
 Range = tuple[float, float]
@@ -87,6 +90,19 @@ def load(run: Path) -> TrainedOn:
         )
     except (KeyError, TypeError) as error:
         raise UserError(f"{path}: is damaged ({error}); train again to write it") from error
+
+
+def check(kind: TrainedOn, path: Path, attributes: Mapping[str, Any]) -> None:
+    """Raise a UserError if a file's attributes (as a shard's) say another sampling than `kind`."""
+    for name, unit in (("scan_step", "Å"), ("detector_step", "1/Å")):
+        if name not in attributes:
+            continue
+        found, wanted = float(attributes[name]), getattr(kind.axes, name)
+        if abs(found - wanted) > SAME * wanted:
+            raise UserError(
+                f"{path}: {name} is {found:.4g} {unit}, the network was trained on {wanted:.4g}; "
+                "resample the patterns with stemdl-data import FILE --to DATA --match RUN"
+            )
 
 
 def _range(values: np.ndarray) -> Range | None:

@@ -34,6 +34,20 @@ def test_it_survives_the_file(tiny_data: Path, tmp_path: Path) -> None:
     assert trained_on.load(tmp_path) == kind
 
 
+def test_files_of_another_sampling_are_refused(tiny_data: Path) -> None:
+    split = shards.open_split(tiny_data, "train")
+    kind = trained_on.describe(split, normalise.measure(split, Data(), Ranks()))
+    file = Path("measured.h5")
+    trained_on.check(kind, file, {})
+    trained_on.check(kind, file, {"scan_step": 0.502, "detector_step": 0.1})
+    for attributes, message in (
+        ({"scan_step": 0.4}, "scan_step is 0.4 Å, the network was trained on 0.5; .*--match RUN"),
+        ({"detector_step": 0.02}, "detector_step is 0.02 1/Å, .* on 0.1;"),
+    ):
+        with pytest.raises(UserError, match=f"measured.h5: {message}"):
+            trained_on.check(kind, file, attributes)
+
+
 def test_a_run_without_it_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="train first"):
         trained_on.load(tmp_path)

@@ -312,6 +312,19 @@ def test_empad(tmp_path: Path) -> None:
     refused(other, "multiple of 66560")
 
 
+def test_empad_by_its_xml(tmp_path: Path) -> None:
+    frames = np.random.default_rng(0).random((6, 130, 128), np.float32)
+    (tmp_path / "scan_x3_y2.raw").write_bytes(frames.tobytes())
+    (tmp_path / "acquisition.xml").write_text(
+        "<?xml version='1.0'?><root><raw_file filename='scan_x3_y2.raw'/>"
+        "<iom_measurements><full_scan_field_of_view><x>3e-09</x><y>3e-09</y>"
+        "<scale_factor>1.0</scale_factor></full_scan_field_of_view></iom_measurements></root>"
+    )
+    scan, patterns = read(tmp_path / "acquisition.xml")
+    assert np.array_equal(patterns, frames[:, :128].reshape(2, 3, 128, 128))
+    assert values(scan) == {"scan_step": (pytest.approx((10.0, 10.0)), "Å")}
+
+
 # abTEM and plain zarr
 
 
@@ -510,3 +523,19 @@ def test_zspy_read_only(tmp_path: Path) -> None:
     assert np.array_equal(patterns, SCAN)
     assert values(scan) == HYPERSPY_SAYS
     assert {file: file.stat().st_mtime_ns for file in path.rglob("*")} == before
+
+
+def test_blockfile_stands_for_the_others(tmp_path: Path) -> None:
+    from rsciio.blockfile import file_writer
+
+    signal = hyperspy_signal()
+    signal["data"] = (SCAN % 256).astype(np.uint8)[..., :7]  # square patterns of bytes
+    for axis, size, unit in zip(
+        signal["axes"], (3, 5, 7, 7), ("nm", "nm", "cm", "cm"), strict=True
+    ):
+        axis["size"], axis["units"] = size, unit
+    file_writer(tmp_path / "a.blo", signal)
+    scan, patterns = read(tmp_path / "a.blo")
+    assert np.array_equal(patterns, signal["data"])
+    assert scan.axes is not None and scan.axes.source == "file: navigation axes"
+    assert values(scan) == {"scan_step": ((0.5, 0.4), "Å")}
