@@ -1,6 +1,7 @@
 """What `stemdl check` finds red, with the remedy; ranks other than this one are made up."""
 
 import shutil
+import tempfile
 from collections import namedtuple
 
 import h5py
@@ -53,8 +54,11 @@ def test_a_clock_that_is_off(experiment):
 
 
 def test_memory_is_no_staging_disk(experiment):
-    with pytest.raises(UserError, match="is memory, not a disk"):
-        checks.storage(experiment("stage.dir=/dev/shm/stemdl-check-test"), Ranks())
+    with (
+        tempfile.TemporaryDirectory(dir="/dev/shm") as memory,
+        pytest.raises(UserError, match="is memory, not a disk"),
+    ):
+        checks.storage(experiment(f"stage.dir={memory}"), Ranks())
 
 
 def test_a_disk_that_another_node_sees_is_shared(experiment, tmp_path):
