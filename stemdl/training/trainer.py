@@ -119,6 +119,8 @@ class Trainer:
             self.recorder.start("epoch_start", epoch_num=number)
             stopped = self._epoch()
             self.recorder.end("epoch_stop", epoch_num=number)
+        if position.epoch == settings.epochs:
+            stopped = None  # a signal after the last step interrupts nothing
         if stopped is None and position.step % settings.log_every:
             self._log()
         self._save()
