@@ -62,7 +62,10 @@ def launch(
         print(text, end="")
         return 0
     if submit and (other := chain.at_work(work.run)):
-        raise UserError(f"{work.run}: job {other} works on it; wait for its end or cancel it")
+        raise UserError(
+            f"{work.run}: job {other} works on it; wait for its end, or cancel it and delete "
+            f"{work.run / chain.CHAIN}"
+        )
     path = work.run / job.SCRIPT
     work.logs.mkdir(parents=True, exist_ok=True)  # schedulers do not make it for their output
     files.write_bytes(path, text.encode())
