@@ -100,8 +100,9 @@ def images(case: Case, reconstruction: NDArray, methods: Sequence[str]) -> dict[
 
 
 def in_volts(method: str, image: Array, truth: Array) -> Array:
-    """An image (H, W) in volts; a baseline's gain and offset are fitted to the truth."""
-    return image if method == NETWORK else metrics.fitted(truth[None], image[None])[0]
+    """An image (H, W) in volts, mean zero; a baseline's gain is fitted to the truth."""
+    volts = image if method == NETWORK else metrics.fitted(truth[None], image[None])[0]
+    return volts - volts.mean()
 
 
 def verdict(case: Case, image: Array, threshold: float, settings: Evaluate) -> Verdict:

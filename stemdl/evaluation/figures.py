@@ -51,7 +51,7 @@ STYLE: Any = {
 
 @dataclass(frozen=True)
 class Example:
-    """One sample to show. Images are (H, W) [V], by method."""
+    """One sample to show. Images and truth are (H, W) [V] of mean zero; images by method."""
 
     record: Mapping[str, Any]  # the fields of shards.SAMPLE
     cbed: Array  # (Ky, Kx) mean pattern of the scan
@@ -75,10 +75,13 @@ def canvas(path: Path, width: float, height: float) -> Iterator[Figure]:
 
 def reconstructions(path: Path, examples: Sequence[Example]) -> None:
     """A row for each example: mean pattern, truth, reconstruction, difference."""
-    with canvas(path, 11.4, 2.95 * len(examples) + 0.3) as figure:
-        rows = figure.subfigures(len(examples), 1, squeeze=False)[:, 0]
-        for row, example in zip(rows, examples, strict=True):
-            _reconstruction(row, example)
+    height = 2.95 * len(examples) + 0.5
+    with canvas(path, 11.4, height) as figure:
+        figure.set_layout_engine("constrained", rect=(0, 0, 1, 1 - 0.32 / height), hspace=0.12)
+        for panels, example in zip(
+            figure.subplots(len(examples), 4, squeeze=False), examples, strict=True
+        ):
+            _reconstruction(figure, panels, example)
         _legend(figure)
 
 
@@ -96,7 +99,9 @@ def comparison(path: Path, example: Example) -> None:
             _image(panel, image, example.pixel, low, high)
             panel.set_title(f"{LABELS[method]}   r = {example.scores[method]['pearson']:.3f}")
             _markers(panel, example.verdicts[method])
-        figure.colorbar(drawn, ax=panels, label="potential [V]", shrink=0.8, pad=0.01)
+        figure.colorbar(
+            drawn, ax=panels, label="potential [V]", shrink=0.8, pad=0.01, panchor=False
+        )
         _legend(figure)
 
 
@@ -114,7 +119,7 @@ def predictions(path: Path, potentials: Array, pixel: float) -> None:
             image = shown[number]
             drawn = _image(panel, image, pixel, image.min(), image.max())
             panel.set_title(f"pattern set {number}")
-            figure.colorbar(drawn, ax=panel, label="[V]", shrink=0.85, pad=0.02)
+            _colour_bar(figure, drawn, panel)
             _scale_bar(panel, image.shape, pixel)
 
 
@@ -127,28 +132,36 @@ def describe(record: Mapping[str, Any]) -> str:
     return f"{formula}  $[{axis}]$   {record['prototype']}   {record['thickness']:.0f} Å thick"
 
 
-def _reconstruction(figure: Any, example: Example) -> None:
+def _reconstruction(figure: Figure, panels: Sequence[Panel], example: Example) -> None:
     scores, verdict = example.scores["network"], example.verdicts["network"]
     tally = verdict.tally
-    figure.suptitle(describe(example.record), x=0.01, ha="left", weight="bold")
-    pattern, truth, image, difference = figure.subplots(1, 4)
+    pattern, truth, image, difference = panels
+    pattern.annotate(
+        describe(example.record),
+        xy=(0, 1),
+        xytext=(0, 24),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        weight="bold",
+        fontsize=11,
+    ).set_in_layout(False)
     _pattern(pattern, example.cbed, example.detector_step)
     pattern.set_title("mean pattern")
     low, high = example.truth.min(), example.truth.max()
     drawn = _image(truth, example.truth, example.pixel, low, high)
     truth.set_title("true potential")
     _scale_bar(truth, example.truth.shape, example.pixel)
-    figure.colorbar(drawn, ax=truth, label="[V]", shrink=0.85, pad=0.02)
-    network = example.images["network"] - example.images["network"].mean()
+    _colour_bar(figure, drawn, truth)
+    network = example.images["network"]
     drawn = _image(image, network, example.pixel, low, high)
     image.set_title(f"reconstruction   r = {scores['pearson']:.4f}")
     _markers(image, verdict)
-    figure.colorbar(drawn, ax=image, label="[V]", shrink=0.85, pad=0.02)
+    _colour_bar(figure, drawn, image)
     error = network - example.truth
     limit = abs(error).max()
     drawn = _image(difference, error, example.pixel, -limit, limit, DIFFERENCE)
     difference.set_title(f"difference   {tally.recovered} of {tally.truths} columns")
-    figure.colorbar(drawn, ax=difference, label="[V]", shrink=0.85, pad=0.02)
+    _colour_bar(figure, drawn, difference)
 
 
 def _image(
@@ -160,6 +173,10 @@ def _image(
     return panel.imshow(
         image, cmap=colours, vmin=low, vmax=high, extent=extent, interpolation="bicubic"
     )
+
+
+def _colour_bar(figure: Figure, drawn: Any, panel: Panel) -> None:
+    figure.colorbar(drawn, ax=panel, label="[V]", shrink=0.85, pad=0.02, panchor=False)
 
 
 def _pattern(panel: Panel, cbed: Array, step: float) -> None:
