@@ -1,7 +1,7 @@
 """Other people's 4D-STEM data: read as it is, calibrated, and cut into shards.
 
     with importers.read(path, given) as scans:      # unread; patterns stream by rows of the scan
-        scans[0].shape, scans[0].found, scans[0].rows(0, 2)
+        scans[0].shape, scans[0].known, scans[0].rows(0, 2)
 
     `convert.convert` writes shards, on the sampling that a trained network expects if one is named.
 

@@ -138,22 +138,20 @@ class Calibration:
 def settle(
     where: str,
     scan: tuple[int, ...],
-    found: Mapping[str, Known],
-    given: Mapping[str, Known],
+    known: Mapping[str, Known],
     disc: Disc | None,
 ) -> Calibration:
-    """The calibration from what the file says (`found`) and what the user says, who overrides it.
+    """The calibration from what the file or the user says.
 
     Args:
         where: the scan, for messages.
         scan: its (Sy, Sx).
-        found, given: by the names of Calibration's fields; detector_step also in mrad.
+        known: by the names of Calibration's fields; detector_step also in mrad.
         disc: measured in the mean pattern, for the origin where nobody says it.
 
     Raises:
         UserError: a value is missing; names the option to give.
     """
-    known = {**found, **given}
     energy, semi_angle = known.get("energy"), known.get("semi_angle")
     if "scan_step" not in known and scan != (1, 1):
         raise UserError(f"{where}: does not say its scan step; give --scan-step, such as 0.5 [Å]")

@@ -7,6 +7,7 @@ sample is one field; `scan_start` in its record says where in the scan it was cu
 provenance says what was done to it.
 """
 
+import glob
 import json
 import math
 from collections.abc import Iterator
@@ -41,33 +42,33 @@ def convert(
             sampling; shards of that name are there already, or of another kind.
     """
     kind = None if wish.match is None else trained_on.load(wish.match)
-    name = wish.name or path.name.split(".")[0]
+    name = wish.name or path.stem
     folder = data / wish.split
-    taken = sorted(folder.glob(f"{name}-[0-9]*.h5"))
+    taken = sorted(folder.glob(f"{glob.escape(name)}-[0-9]*.h5"))
     if taken and not dry_run:
         raise UserError(
             f"{taken[0]}: is there already; give --name, or delete {folder / name}-*.h5 to import "
             "them again"
         )
     with importers.read(path, given) as scans:
-        first = prepare(scans[0], given, wish, kind)
+        first = prepare(scans[0], wish, kind)
         _show(first, scans, kind)
         if dry_run:
             return []
-        _check_neighbours(folder, first, kind)
+        _check_neighbours(folder, first)
         written: list[Path] = []
         try:
-            samples = _samples(path, scans, first, given, wish, kind)
+            samples = _samples(path, scans, first, wish, kind)
             total = len(scans) * first.cut.count
-            for samples_of_shard in _batches(progress(samples, "importing", total=total), wish):
+            for samples_of_shard in _batches(progress(samples, "importing", total=total)):
                 target = folder / f"{name}-{len(written):05d}.h5"
-                _write(target, samples_of_shard, first, wish, _provenance(path, first, len(scans)))
+                _write(target, samples_of_shard, first, _provenance(path, first, len(scans)))
                 written.append(target)
+            _enter(data, written)
         except BaseException:
             for target in written:
                 target.unlink(missing_ok=True)
             raise
-    _enter(data, written)
     return written
 
 
@@ -91,7 +92,7 @@ def _show(first: Prepared, scans: list[Scan], kind: TrainedOn | None) -> None:
         say("the file's potentials are left out: they belong to whole scans")
 
 
-def _check_neighbours(folder: Path, first: Prepared, kind: TrainedOn | None) -> None:
+def _check_neighbours(folder: Path, first: Prepared) -> None:
     """A split holds samples of one kind: say so before hours of work, not after."""
     others = sorted(folder.glob("*.h5"))
     if not others:
@@ -113,11 +114,11 @@ class Sample:
 
 
 def _samples(
-    path: Path, scans: list[Scan], first: Prepared, given: Given, wish: Wish, kind: TrainedOn | None
+    path: Path, scans: list[Scan], first: Prepared, wish: Wish, kind: TrainedOn | None
 ) -> Iterator[Sample]:
     index = 0
     for scan in scans:
-        ready = first if scan is first.scan else prepare(scan, given, wish, kind)
+        ready = first if scan is first.scan else prepare(scan, wish, kind)
         if ready.axes != first.axes or ready.cut.detector.shape != first.cut.detector.shape:
             raise UserError(
                 f"{scan.where}: would have {ready.axes}, others of the file {first.axes}; give "
@@ -157,7 +158,7 @@ def _record(
     return record
 
 
-def _batches(samples: Iterator[Sample], wish: Wish) -> Iterator[list[Sample]]:
+def _batches(samples: Iterator[Sample]) -> Iterator[list[Sample]]:
     """Samples by the shard."""
     batch: list[Sample] = []
     for sample in samples:
@@ -169,9 +170,7 @@ def _batches(samples: Iterator[Sample], wish: Wish) -> Iterator[list[Sample]]:
         yield batch
 
 
-def _write(
-    target: Path, samples: list[Sample], first: Prepared, wish: Wish, provenance: str
-) -> None:
+def _write(target: Path, samples: list[Sample], first: Prepared, provenance: str) -> None:
     potentials = [sample.potential for sample in samples if sample.potential is not None]
     shards.write(
         target,

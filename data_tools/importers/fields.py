@@ -28,8 +28,8 @@ class Wanted:
     field: tuple[int, ...] | None = None  # probes (y, x)
     scan_step: float | None = None  # [Å]
     detector: tuple[int, ...] | None = None  # pixels (ky, kx)
-    detector_step: float | None = None  # [1/Å]
-    binning: int = 1  # pixels of the scan to one, where detector_step is None
+    detector_step: float | None = None  # [1/Å], with a detector
+    binning: int = 1  # pixels of the scan to one, without a detector_step
     overlap: int = 0  # probes that neighbouring fields share
 
 
@@ -100,10 +100,10 @@ def _plan(scan: Scan, calibration: Calibration, wanted: Wanted) -> Cut:
         Detector(scan.shape[2:], calibration.detector_step.value.value, calibration.origin.value),
         turns,
     )
-    if wanted.detector_step is None:
-        source, target = _whole_pixels(source, wanted)
+    if wanted.detector is not None and wanted.detector_step is not None:
+        target = resample.centred(wanted.detector, wanted.detector_step)
     else:
-        target = resample.centred(wanted.detector or source.shape, wanted.detector_step)
+        source, target = _whole_pixels(source, wanted)
     ratio = (1.0, 1.0)
     if wanted.scan_step is not None and calibration.scan_step is not None:
         y, x = calibration.scan_step.value.value

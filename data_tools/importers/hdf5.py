@@ -110,7 +110,7 @@ def _emd(where: str, dataset: h5py.Dataset, given: Given) -> Scan:
     if calibration.get("QR_flip") and given.axes is None:
         order = Known((*order.value[:2], *order.value[:1:-1]), "file: QR_flip exchanges ky and kx")
     found = steps(axes, order) | _calibrated(calibration, order)
-    return from_array(dataset, where, order, found=found)
+    return from_array(dataset, where, order, known=found)
 
 
 def _dimension(dim: h5py.Dataset | None) -> Axis:
@@ -164,7 +164,7 @@ def _olcf(path: Path, file: h5py.File) -> Iterator[Scan]:
                 (1, 1, *stack.shape[1:]),
                 stack.dtype,
                 partial(_one_pattern, stack, zone),
-                found=_olcf_optics(attributes, zone),
+                known=_olcf_optics(attributes, zone),
                 sample={
                     "material": _text(attributes.get("material", name)),
                     "prototype": name,

@@ -106,6 +106,8 @@ def read_wish(options: argparse.Namespace) -> Wish:
         raise UserError(
             f"--bin is {options.bin} and --overlap {options.overlap}, wanted at least 1 and 0"
         )
+    if options.name is not None and "/" in options.name:
+        raise UserError(f"--name is {options.name!r}, wanted a name without /")
     return Wish(
         match=options.match,
         wanted=Wanted(

@@ -11,7 +11,7 @@ import numpy as np
 from data_tools.importers import resample
 from data_tools.importers.calibration import Calibration, disagreement, settle
 from data_tools.importers.fields import Cut, Wanted, plan, survey
-from data_tools.importers.scan import Given, Scan
+from data_tools.importers.scan import Scan
 from stemdl import files
 from stemdl.data import shards
 from stemdl.data.trained_on import TrainedOn
@@ -45,14 +45,17 @@ class Prepared:
     warnings: tuple[str, ...]
 
 
-def prepare(scan: Scan, given: Given, wish: Wish, kind: TrainedOn | None) -> Prepared:
-    """Calibrate a scan and plan its fields; reads the mean pattern where it is needed."""
-    known = {**scan.found, **given.calibration}
-    needed = kind is not None or "origin" not in known or "detector_step" not in known
+def prepare(scan: Scan, wish: Wish, kind: TrainedOn | None) -> Prepared:
+    """Calibrate a scan and plan its fields; reads the mean pattern where it is needed.
+
+    Raises:
+        UserError: the calibration is incomplete, or the fields cannot be had from this scan.
+    """
+    needed = kind is not None or not {"origin", "detector_step"} <= set(scan.known)
     mean, count = survey(scan) if needed else (np.zeros(scan.shape[2:]), 0)
     disc = resample.bright_field(mean)
-    calibration = settle(scan.where, scan.shape[:2], scan.found, given.calibration, disc)
-    if "origin" not in known:
+    calibration = settle(scan.where, scan.shape[:2], scan.known, disc)
+    if "origin" not in scan.known:
         source = f"measured: bright-field disc of the mean of {count} patterns"
         calibration = replace(calibration, origin=replace(calibration.origin, source=source))
     warnings = [disagreement(calibration, disc)]

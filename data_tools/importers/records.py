@@ -63,7 +63,7 @@ def open_records(path: Path, given: Given, stack: ExitStack) -> list[Scan]:
             stored,
             dtype,
             partial(_rows, get, (f"{name}_{index}", dtype, stored)),
-            found={"origin": origin, "rotation": Known(0.0, "simulated")},
+            known={"origin": origin, "rotation": Known(0.0, "simulated")},
             potential=partial(_potential, get, potential, index),
         )
         for index in range(count)

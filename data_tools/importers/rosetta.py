@@ -52,14 +52,14 @@ def open_rosetta(path: Path, given: Given, stack: ExitStack) -> list[Scan]:
     found = _optics(signal)
     data = signal["data"]
     if data.ndim == 3 and given.scan is not None:
-        return [from_frames(data, where, given.scan, found=found)]
+        return [from_frames(data, where, given.scan, known=found)]
     axes = [
         Axis(str(axis.get("name") or ""), str(axis.get("units") or ""), float(axis["scale"]))
         for axis in signal["axes"]
     ]
     default = _dm_order(signal) if extension in ("dm3", "dm4") else _navigation(signal)
     order = order_axes(where, axes, given, default)
-    return [from_array(data, where, order, found=found | steps(axes, order))]
+    return [from_array(data, where, order, known=found | steps(axes, order))]
 
 
 def _signals(path: Path, more: Mapping[str, Any]) -> list[dict[str, Any]]:

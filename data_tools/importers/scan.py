@@ -42,7 +42,7 @@ class Scan:
     shape: tuple[int, ...]  # (Sy, Sx, Ky, Kx)
     dtype: np.dtype
     rows: Callable[[int, int], NDArray]
-    found: Mapping[str, Known] = field(default_factory=dict)  # calibration that the file has
+    known: Mapping[str, Known] = field(default_factory=dict)  # calibration, see settle
     axes: Known | None = None  # order of the axes in the file
     sample: Mapping[str, Any] = field(default_factory=dict)  # fields of shards.SAMPLE
     potential: Callable[[], NDArray] | None = None  # (H, W) [V], over the scanned field
@@ -157,7 +157,10 @@ def library(name: str, path: Path) -> Any:
 
 
 def arranged(scan: Scan, given: Given) -> Scan:
-    """The scan as the user says that it lies: flipped, NaN filled, damage reported.
+    """The scan as the user says that it is: flipped, calibrated, NaN filled, damage reported.
+
+    What the user says of the calibration overrides the file. From here on the optic axis is a pixel
+    of the flipped patterns.
 
     Raises:
         UserError: from `rows`: the file ends early, or holds NaN that `given` does not fill.
@@ -180,14 +183,14 @@ def arranged(scan: Scan, given: Given) -> Scan:
         assert scan.potential is not None
         return np.flip(scan.potential(), [axis for axis in flipped if axis < 2])
 
-    origin = {**scan.found, **given.calibration}.get("origin")
-    found = dict(scan.found)
-    if origin is not None:
-        found["origin"] = Known(
+    known = {**scan.known, **given.calibration}
+    if "origin" in known:
+        origin = known["origin"]
+        known["origin"] = Known(
             _flip_pixel(origin.value, scan.shape[2:], given.flip), origin.source
         )
     return replace(
-        scan, rows=rows, found=found, potential=flip_potential if scan.potential else None
+        scan, rows=rows, known=known, potential=flip_potential if scan.potential else None
     )
 
 

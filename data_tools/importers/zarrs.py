@@ -86,4 +86,4 @@ def _simulated(where: str, array: Any, metadata: dict[str, Any], given: Given) -
         found["semi_angle"] = Known(float(metadata["semiangle_cutoff"]), "file: semiangle_cutoff")
     ky, kx = (array.shape[order.value.index(name)] for name in ("ky", "kx"))
     found["origin"] = Known((float(ky // 2), float(kx // 2)), "file: zero frequency")
-    return from_array(array, where, order, found=found)
+    return from_array(array, where, order, known=found)

@@ -100,14 +100,12 @@ DISC = Disc((31.5, 30.0), 20.0)
 
 
 def settled(given: dict[str, Known] | None = None, **found: Known) -> Calibration:
-    return settle("scan.h5", (8, 8), found, given or {}, DISC)
+    return settle("scan.h5", (8, 8), {**found, **(given or {})}, DISC)
 
 
-def test_the_user_overrides_the_file() -> None:
-    mine = Known(Quantity((0.7, 0.7), "Å"), "--scan-step")
-    calibration = settled({"scan_step": mine}, scan_step=STEP, detector_step=SAMPLING)
-    assert calibration.scan_step == mine
-    assert calibration.detector_step == SAMPLING
+def test_the_file_or_a_measurement_fills_in() -> None:
+    calibration = settled(scan_step=STEP, detector_step=SAMPLING)
+    assert calibration.scan_step == STEP and calibration.detector_step == SAMPLING
     assert calibration.origin.value == (31.5, 30.0) and "measured" in calibration.origin.source
     assert calibration.rotation.value == 0 and "assumed" in calibration.rotation.source
 
@@ -142,13 +140,13 @@ def test_the_disc_suggests_the_sampling() -> None:
 def test_no_disc_and_no_origin() -> None:
     found = {"scan_step": STEP, "detector_step": SAMPLING}
     with pytest.raises(UserError, match="no bright-field disc; give --origin"):
-        settle("scan.h5", (8, 8), found, {}, None)
-    given = {"origin": Known((1.0, 2.0), "--origin")}
-    assert settle("scan.h5", (8, 8), found, given, None).origin.value == (1.0, 2.0)
+        settle("scan.h5", (8, 8), found, None)
+    known = found | {"origin": Known((1.0, 2.0), "--origin")}
+    assert settle("scan.h5", (8, 8), known, None).origin.value == (1.0, 2.0)
 
 
 def test_a_single_probe_has_no_scan_step() -> None:
-    assert settle("scan.h5", (1, 1), {"detector_step": SAMPLING}, {}, DISC).scan_step is None
+    assert settle("scan.h5", (1, 1), {"detector_step": SAMPLING}, DISC).scan_step is None
 
 
 @pytest.mark.parametrize(("factor", "warned"), [(1.0, False), (1.1, False), (1.5, True)])

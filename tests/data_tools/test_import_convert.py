@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from test_import_formats import write_olcf, write_records
+from test_import_formats import write_abtem, write_olcf, write_records
 
 from data_tools.importers import convert as converting
 from data_tools.importers import fields as cutting
@@ -233,6 +233,30 @@ def test_crop_round_the_axis_and_bin(tmp_path: Path) -> None:
     shard = shards.open_shard(made[0])
     assert shard.axes.detector_step == pytest.approx(0.2)
     assert shard.cbed_unit == "fraction of the beam"
+
+
+@pytest.mark.parametrize("flip", [(), ("ky",), ("kx", "y"), ("ky", "kx")])
+def test_the_origin_is_a_pixel_of_the_file(tmp_path: Path, flip: tuple[str, ...]) -> None:
+    patterns = np.random.default_rng(2).random((2, 2, 9, 12), np.float32)
+    axes = [foreign.NAMES.index(name) for name in flip]
+    calibration = said(scan_step=1, detector_step=0.1, origin=(3.0, 4.0))
+    made = convert(
+        write(tmp_path / "a.h5", patterns),
+        tmp_path / "data",
+        Given(calibration=calibration, flip=flip),
+        Wish(wanted=Wanted(detector=(5, 7))),
+    )
+    wanted = np.flip(patterns[:, :, 1:6, 1:8], axes)
+    assert np.array_equal(read_back(made)[0][0], wanted)
+
+
+def test_the_user_overrides_the_file(tmp_path: Path) -> None:
+    write_abtem(tmp_path / "a.zarr")
+    given = Given(calibration=said(scan_step=0.7, detector_step=0.05, origin=(2.0, 5.0)))
+    wish = Wish(wanted=Wanted(detector=(3, 5)))
+    made = convert(tmp_path / "a.zarr", tmp_path / "data", given, wish)
+    assert shards.open_shard(made[0]).axes == Axes(0.7, 0.05, 0, 0)
+    assert np.array_equal(read_back(made)[0][0], foreign.scan()[:, :, 1:4, 3:8])
 
 
 def test_by_default_the_largest_detector_round_the_axis(tmp_path: Path) -> None:

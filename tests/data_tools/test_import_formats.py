@@ -35,7 +35,7 @@ def refused(path: Path, match: str, **said: Any) -> None:
 
 def values(scan: Scan) -> dict[str, Any]:
     found = {}
-    for name, known in scan.found.items():
+    for name, known in scan.known.items():
         value = getattr(known.value, "value", known.value)
         found[name] = (value, known.value.unit) if hasattr(known.value, "unit") else value
     return found
