@@ -33,7 +33,7 @@ from scipy.fft import next_fast_len
 from data_tools.optics import Optics
 from data_tools.specimen import Specimen
 
-GPU_WAVES = 64  # probes that travel together on a GPU
+WAVES = 64  # probes in memory at a time; a GPU propagates them together
 
 
 def grid_points(box: float, sampling: float) -> int:
@@ -52,6 +52,13 @@ def device() -> str:
         return "gpu" if cupy.cuda.runtime.getDeviceCount() else "cpu"
     except Exception:  # no CuPy, or CuPy without a driver, which raises its own kinds
         return "cpu"
+
+
+def use_gpu(number: int) -> None:
+    """Take one of this machine's GPUs, counted round."""
+    import cupy
+
+    cupy.cuda.Device(number % cupy.cuda.runtime.getDeviceCount()).use()
 
 
 def antialias_reach(points: int) -> int:
@@ -140,15 +147,15 @@ class Engine:
         xp = get_array_module(beam.probe)
         frequencies = np.arange(-self.reach, self.reach + 1) / self.box
         ramps = np.exp(-2j * np.pi * positions[..., None] * frequencies).astype(np.complex64)
-        ramps = xp.asarray(ramps)
-        entrance = beam.probe * ramps[:, 0, :, None] * ramps[:, 1, None, :]
-        if self._planned is None:
-            exit_spectra = propagate_on_gpu(beam, entrance)
-        else:
-            exit_spectra = self._planned.propagate(beam, entrance)
-        intensity = exit_spectra.real**2 + exit_spectra.imag**2
         to_ky, to_kx = (xp.asarray(each) for each in weights)
-        return asnumpy(to_ky @ intensity @ to_kx.T)
+        propagate = propagate_on_gpu if self._planned is None else self._planned.propagate
+        out = np.empty((len(positions), len(to_ky), len(to_kx)), np.float32)
+        for first in range(0, len(positions), WAVES):
+            ramp = xp.asarray(ramps[first : first + WAVES])
+            exits = propagate(beam, beam.probe * ramp[:, 0, :, None] * ramp[:, 1, None, :])
+            intensity = exits.real**2 + exits.imag**2
+            out[first : first + WAVES] = asnumpy(to_ky @ intensity @ to_kx.T)
+        return out
 
     def _beam(self, potential: Any, optics: Optics) -> Beam:
         probe = abtem.Probe(
@@ -176,8 +183,8 @@ class Engine:
         )
 
     def _compact(self, spectrum: Any) -> Any:
-        frequencies = np.arange(-self.reach, self.reach + 1)
-        return spectrum[np.ix_(frequencies, frequencies)]
+        kept = slice(self.points // 2 - self.reach, self.points // 2 + self.reach + 1)
+        return get_array_module(spectrum).fft.fftshift(spectrum)[kept, kept]
 
 
 class Planned:
@@ -232,16 +239,13 @@ class Planned:
 
 
 def propagate_on_gpu(beam: Beam, entrance: Any) -> Any:
-    """What Planned.propagate does, many waves at a time; for arrays of CuPy (or NumPy)."""
+    """What Planned.propagate does, all waves at a time; for arrays of CuPy (or NumPy)."""
     xp = get_array_module(entrance)
-    m, points = entrance.shape[-1], beam.transmission.shape[-1]
-    exit_spectra = xp.empty_like(entrance)
-    for first in range(0, len(entrance), GPU_WAVES):
-        spectra = entrance[first : first + GPU_WAVES]
-        for transmission in beam.transmission:
-            padded = xp.zeros((len(spectra), points, points), xp.complex64)
-            padded[:, :m, :m] = spectra
-            wave = xp.fft.ifft2(padded, norm="forward") * transmission
-            spectra = xp.fft.fft2(wave)[:, :m, :m] * beam.propagator
-        exit_spectra[first : first + GPU_WAVES] = spectra
-    return exit_spectra
+    (count, m, _), points = entrance.shape, beam.transmission.shape[-1]
+    wave, spectra = xp.zeros((count, points, points), xp.complex64), entrance
+    for transmission in beam.transmission:
+        wave[...] = 0
+        wave[:, :m, :m] = spectra
+        wave = xp.fft.fft2(xp.fft.ifft2(wave, norm="forward") * transmission)
+        spectra = wave[:, :m, :m] * beam.propagator
+    return spectra

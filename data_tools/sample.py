@@ -5,7 +5,7 @@
 A sample depends on its material and on (simulate.seed, index) alone, never on other samples.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -18,7 +18,15 @@ from data_tools.optics import (
     scan_positions,
     spatial_frequency,
 )
-from data_tools.specimen import Columns, columns, cut, draw_zone_axis, reduced_formula, substitute
+from data_tools.specimen import (
+    Columns,
+    Specimen,
+    columns,
+    cut,
+    draw_zone_axis,
+    reduced_formula,
+    substitute,
+)
 from data_tools.structures import Material, split_of_formula
 from stemdl import schema
 from stemdl.data import shards
@@ -36,6 +44,17 @@ class Recipe:
 
 
 @dataclass(frozen=True)
+class Scene:
+    """A specimen under the microscope."""
+
+    specimen: Specimen
+    formula: str
+    optics: Optics
+    thickness: float  # [Å]
+    dose: float  # [e/Å²], NaN when noiseless
+
+
+@dataclass(frozen=True)
 class Sample:
     cbed: np.ndarray  # (Sy, Sx, Ky, Kx) in the stored dtype
     potential: np.ndarray  # (H, W) float32 [V]
@@ -47,6 +66,35 @@ def simulate_sample(recipe: Recipe, material: Material, split: str, index: int) 
     """One sample; the same for the same arguments, wherever it is made."""
     settings = recipe.settings
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([settings.seed, index])))
+    scene = draw(recipe, material, split, rng)
+    patterns, projected = image(scene, settings)
+    record = np.zeros((), shards.SAMPLE)
+    for key, value in {
+        "material": material.name.encode(),
+        "prototype": material.prototype.encode(),
+        "formula": scene.formula.encode(),
+        "space_group": str(material.space_group).encode(),
+        "zone_axis": scene.specimen.zone_axis,
+        **asdict(scene.optics),
+        "thickness": scene.thickness,
+        "dose": scene.dose,
+        "mean_z": scene.specimen.numbers.mean(),
+        "elements": len(np.unique(scene.specimen.numbers)),
+        "seed": settings.seed,
+        "index": index,
+    }.items():
+        record[key] = value
+    return Sample(
+        cbed=stored(patterns, settings, scene.dose, rng),
+        potential=field_potential(projected, scene.thickness, settings),
+        columns=field_columns(columns(scene.specimen), settings),
+        record=record,
+    )
+
+
+def draw(recipe: Recipe, material: Material, split: str, rng: np.random.Generator) -> Scene:
+    """What is simulated, drawn from the ranges of the settings."""
+    settings = recipe.settings
     lattice, numbers, formula = _draw_elements(recipe, material, split, rng)
     optics = Optics(
         energy=rng.uniform(*settings.energy),
@@ -55,6 +103,7 @@ def simulate_sample(recipe: Recipe, material: Material, split: str, index: int) 
         cs=rng.uniform(*settings.cs),
     )
     thickness = rng.uniform(*settings.thickness)
+    dose = np.nan if settings.dose is None else np.exp(rng.uniform(*np.log(settings.dose)))
     zone_axis = draw_zone_axis(material, settings.max_zone_index, rng)
     specimen = cut(
         lattice,
@@ -66,44 +115,35 @@ def simulate_sample(recipe: Recipe, material: Material, split: str, index: int) 
         settings.displacement,
         rng,
     )
+    return Scene(specimen, formula, optics, thickness, dose)
+
+
+def image(scene: Scene, settings: schema.Simulate) -> tuple[np.ndarray, np.ndarray]:
+    """The multislice simulation of a scene, noiseless.
+
+    Returns:
+        (Sy * Sx, Ky, Kx) float32 patterns, fraction of the beam on each pixel; and the (n, n)
+        float64 potential on the grid of the box, summed along the beam [V Å].
+    """
     engine = _engine(grid_points(settings.box, settings.grid), settings.box, device())
-    slices = int(np.ceil(thickness / settings.slice_thickness - 1e-9))
-    potential = engine.potential(specimen, thickness, slices)
+    potential = engine.potential(
+        scene.specimen, scene.thickness, slice_count(scene.thickness, settings.slice_thickness)
+    )
     patterns = engine.patterns(
         potential,
-        optics,
+        scene.optics,
         scan_positions(settings.scan, settings.scan_step, settings.box),
         (
             detector_weights(settings.detector[0], settings.detector_bin, engine.reach),
             detector_weights(settings.detector[1], settings.detector_bin, engine.reach),
         ),
     )
-    dose = np.nan if settings.dose is None else np.exp(rng.uniform(*np.log(settings.dose)))
-    record = np.zeros((), shards.SAMPLE)
-    for key, value in {
-        "material": material.name.encode(),
-        "prototype": material.prototype.encode(),
-        "formula": formula.encode(),
-        "space_group": str(material.space_group).encode(),
-        "zone_axis": zone_axis,
-        "energy": optics.energy,
-        "semi_angle": optics.semi_angle,
-        "defocus": optics.defocus,
-        "cs": optics.cs,
-        "thickness": thickness,
-        "dose": dose,
-        "mean_z": specimen.numbers.mean(),
-        "elements": len(np.unique(specimen.numbers)),
-        "seed": settings.seed,
-        "index": index,
-    }.items():
-        record[key] = value
-    return Sample(
-        cbed=stored(patterns, settings, dose, rng),
-        potential=field_potential(engine.projected(potential), thickness, settings),
-        columns=field_columns(columns(specimen), settings),
-        record=record,
-    )
+    return patterns, engine.projected(potential)
+
+
+def slice_count(thickness: float, slice_thickness: float) -> int:
+    """Slices of equal thickness, at most `slice_thickness` each."""
+    return int(np.ceil(thickness / slice_thickness - 1e-9))
 
 
 def stored(

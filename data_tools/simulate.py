@@ -29,7 +29,7 @@ from threadpoolctl import threadpool_limits
 
 import stemdl
 from data_tools import structures
-from data_tools.multislice import device
+from data_tools.multislice import device, use_gpu
 from data_tools.sample import Recipe, Sample, check, simulate_sample
 from data_tools.structures import SPLITS, Catalogue, Material
 from stemdl import files, schema
@@ -141,6 +141,8 @@ def _make(
     mine = missing[ranks.rank :: ranks.size]
     total = sum(len(job.rows) for job in mine)
     settings = recipe.settings
+    if device() == "gpu":
+        use_gpu(ranks.local_rank)
     with (
         _processes(1 if ranks.size > 1 else settings.workers) as run,
         progress(None, "simulating", total=total, rank=ranks.rank) as bar,
