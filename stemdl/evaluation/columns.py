@@ -109,7 +109,7 @@ class Tally:
 
     @property
     def f1(self) -> float:
-        """Harmonic mean of recall and precision; 0 when nothing is right."""
+        """Columns with a partner over all columns, true and found: F1. 0 when nothing is right."""
         both = self.truths + self.claims
         return (self.recovered + self.right) / both if both else 0.0
 

@@ -1,7 +1,9 @@
 """From patterns to potentials: a split of a data set, or a file of measured patterns.
 
-stemdl predict runs/demo measured.h5              # one rank
-mpirun -n 2 stemdl predict runs/demo measured.h5  # two share the samples
+    stemdl predict runs/demo measured.h5              # one rank
+    mpirun -n 2 stemdl predict runs/demo measured.h5  # two share the samples
+
+Potentials are in volts; those of measured patterns have mean zero.
 """
 
 from collections.abc import Callable

@@ -9,6 +9,7 @@ and report.html, which needs no other file.
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -160,10 +161,12 @@ def _example(
 
 
 def _training_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; none if the file is gone."""
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    """The lines of metrics.jsonl; none if the file is gone. A kill may have cut the last one."""
+    found = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            found.append(json.loads(line))
+    return found
 
 
 def _supervised(split: Split) -> Split:
