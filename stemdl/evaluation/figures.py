@@ -18,6 +18,7 @@ from matplotlib.axes import Axes as Panel
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
+from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
 from stemdl import files
@@ -118,7 +119,7 @@ def predictions(path: Path, potentials: Array, pixel: float) -> None:
                 continue
             image = shown[number]
             drawn = _image(panel, image, pixel, image.min(), image.max())
-            panel.set_title(f"pattern set {number}")
+            panel.set_title(f"sample {number}")
             _colour_bar(figure, drawn, panel)
             _scale_bar(panel, image.shape, pixel)
 
@@ -221,7 +222,9 @@ def _scale_bar(panel: Panel, shape: tuple[int, ...], pixel: float, unit: str = "
     height, width = shape[0] * pixel, shape[1] * pixel
     length = max(each for each in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if each <= width / 3)
     left, low = 0.05 * width, 0.94 * height
-    panel.add_patch(Rectangle((left, low), length, 0.018 * height, color="white"))
+    edge = withStroke(linewidth=1.5, foreground="black", alpha=0.7)  # readable on bright atoms
+    bar = Rectangle((left, low), length, 0.018 * height, color="white", linewidth=0)
+    panel.add_patch(bar).set_path_effects([edge])
     panel.text(
         left + length / 2,
         low - 0.02 * height,
@@ -229,4 +232,5 @@ def _scale_bar(panel: Panel, shape: tuple[int, ...], pixel: float, unit: str = "
         color="white",
         ha="center",
         va="bottom",
+        path_effects=[edge],
     )
