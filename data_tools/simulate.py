@@ -76,10 +76,12 @@ def simulate(experiment: schema.Experiment, ranks: Ranks) -> dict[str, Any]:
     recipe = Recipe(settings, structures.natural_splits(splits))
     provenance = fingerprint(settings, catalogue.materials)
     jobs = _jobs(settings, directory)
+    missing: list[Job] = []
     with ranks.together("looking for finished shards"):
-        missing = _missing(jobs, directory, provenance)
         if ranks.rank == 0:
-            _clear_away(directory)
+            missing = _missing(jobs, directory, provenance)
+            _clear_away(directory, stale=bool(missing))
+    missing = ranks.share(missing)
     _make(recipe, splits, missing, provenance, ranks)
     with ranks.together("reading back"):
         mine = [manifest.shard_record(job.path) for job in jobs[ranks.rank :: ranks.size]]
@@ -256,18 +258,28 @@ def _missing(jobs: list[Job], directory: Path, provenance: str) -> list[Job]:
     return [job for job in jobs if job.path not in whole]
 
 
-def _clear_away(directory: Path) -> None:
-    """Remove the unfinished files that a killed run left."""
-    for split in SPLITS:
-        for path in (directory / split).glob(".*.h5.*.tmp"):
+def _clear_away(directory: Path, stale: bool) -> None:
+    """Remove unfinished files that a killed run left, and a manifest that will be wrong.
+
+    Raises:
+        UserError: the directory cannot be written.
+    """
+    leftovers = [path for split in SPLITS for path in (directory / split).glob(".*.h5.*.tmp")]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for path in leftovers + ([directory / manifest.NAME] if stale else []):
             path.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"{directory}: cannot be written ({error.strerror}); set data.dir"
+        ) from error
 
 
 def _announce(catalogue: Catalogue, splits: Splits, ranks: Ranks) -> None:
     counts = ", ".join(f"{len(chosen)} {name}" for name, chosen in splits.items())
     say(f"materials: {len(catalogue.materials)} ({counts})", rank=ranks.rank)
     for reason, count in catalogue.reasons().items():
-        say(f"  left out: {count} ({reason})", rank=ranks.rank)
+        say(f"  left out: {count} ({reason}); named in {manifest.NAME}", rank=ranks.rank)
 
 
 def _describe(

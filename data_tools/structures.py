@@ -26,6 +26,7 @@ from stemdl.errors import UserError
 
 SPLITS = ("train", "dev", "test")
 HEAVIEST = 103  # abTEM's parametrised scattering factors (Lobato and Van Dyck 2014) end at Lr
+NAME_BYTES = 88  # a shard's table has 96 for a name, and a number may follow
 CLOSEST = 0.6  # [Å] atoms nearer than this are a defect of the file, not a bond (H2 has 0.74)
 
 
@@ -211,10 +212,10 @@ def _families(materials: Sequence[Material]) -> np.ndarray:
     The prototype counts by what is seen of it: two labels with the same anonymous formula, cell
     and space group are one family.
     """
-    keys: dict[str, int] = {}
+    keys: dict[tuple[int, str], int] = {}
     rows, columns = [], []
     for row, material in enumerate(materials):
-        for key in (material.formula, material.prototype, _likeness(material)):
+        for key in enumerate((material.formula, material.prototype, _likeness(material))):
             rows.append(row)
             columns.append(len(materials) + keys.setdefault(key, len(keys)))
     size = len(materials) + len(keys)
@@ -247,6 +248,7 @@ def _cifs(folder: Path) -> Iterator[Source]:
         raise UserError(f"{folder}: no such folder; set simulate.materials.cif_dir")
     for path in sorted(folder.rglob("*.cif")):
         name = path.relative_to(folder).with_suffix("").as_posix()
+        name = name.encode()[-NAME_BYTES:].decode(errors="ignore")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
