@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes as Panel
-from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, StrMethodFormatter
 from numpy.typing import NDArray
 
 from stemdl.evaluation.columns import PM
@@ -86,6 +86,7 @@ def training(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
                 label=label,
             )
         loss.set(xlabel="epoch", ylabel="loss (normalised potential)", yscale="log")
+        loss.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))
         loss.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         loss.yaxis.set_minor_formatter(StrMethodFormatter("{x:g}"))
         loss.legend()
