@@ -1,8 +1,9 @@
 """From a material to the atoms in the beam: substitution, orientation, box, vibration, columns.
 
-    crystal = substitute(material, draw)              # other elements, the lattice to fit
-    crystal zone axis along the beam, turned at random in the plane, cut to the box
-    columns = atomic columns of the cut
+    lattice, numbers = substitute(material, rng)             # other elements, the lattice to fit
+    zone_axis = draw_zone_axis(material, largest, rng)
+    specimen = cut(lattice, material.fractional, numbers, zone_axis, box, thickness, rms, rng)
+    found = columns(specimen)
 
 Positions are (y, x, z) [Å] in the box, z along the beam. All randomness comes from the caller's
 generator, in a fixed order.
