@@ -152,7 +152,7 @@ def _spread(all_shards: list[Shard], count: int) -> list[tuple[Shard, int]]:
 
 
 def _draw_sample(axes: np.ndarray, shard: Shard, row: int) -> None:
-    from data_tools.optics import spatial_frequency
+    from stemdl.electrons import spatial_frequency
 
     sample, record = shards.read_samples(shard, [row]), shards.read_table(shard)[row]
     cbed, step = sample["cbed"][0], shard.axes.detector_step

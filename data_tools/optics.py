@@ -1,18 +1,12 @@
-"""The microscope: units, constants, and where probes and detector pixels lie.
+"""The microscope: its optics, and where probes and detector pixels lie.
 
 Everything here is plain arithmetic. Positions and arrays go (y, x); lengths are in Å, energies in
 keV, angles in mrad.
 """
 
 from dataclasses import dataclass
-from math import sqrt
 
 import numpy as np
-from scipy import constants
-
-# h and mc² in the units of this file: keV Å and keV.
-_HC = constants.h * constants.c / constants.e * 1e7
-_REST = constants.m_e * constants.c**2 / constants.e * 1e-3
 
 
 @dataclass(frozen=True)
@@ -23,19 +17,6 @@ class Optics:
     semi_angle: float  # [mrad]
     defocus: float  # [Å], positive is underfocus
     cs: float  # [Å]
-
-
-def wavelength(energy: float) -> float:
-    """Relativistic electron wavelength [Å] at an energy [keV].
-
-    lambda = hc / sqrt(E (E + 2 mc²)), from E² = p²c² + m²c⁴ with the rest energy taken off.
-    """
-    return _HC / sqrt(energy * (energy + 2 * _REST))
-
-
-def spatial_frequency(angle: float, energy: float) -> float:
-    """Spatial frequency [1/Å] of a small scattering angle [mrad]."""
-    return angle * 1e-3 / wavelength(energy)
 
 
 def scan_positions(scan: tuple[int, int], step: float, box: float) -> np.ndarray:

@@ -16,7 +16,6 @@ from data_tools.optics import (
     detector_weights,
     field_start,
     scan_positions,
-    spatial_frequency,
 )
 from data_tools.specimen import (
     Columns,
@@ -30,6 +29,7 @@ from data_tools.specimen import (
 from data_tools.structures import Material, split_of_formula
 from stemdl import schema
 from stemdl.data import shards
+from stemdl.electrons import spatial_frequency
 from stemdl.errors import UserError
 
 TRIES = 200  # substitutions drawn until one belongs to the sample's split

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from data_tools import optics
+from stemdl.electrons import spatial_frequency
 from stemdl.errors import UserError
 
 Pair = tuple[float, float]
@@ -179,7 +179,7 @@ def disagreement(calibration: Calibration, disc: Disc | None) -> str | None:
     if disc is None or energy is None or semi_angle is None:
         return None
     step = sum(calibration.detector_step.value.value) / 2
-    wanted = optics.spatial_frequency(semi_angle.value, energy.value) / step
+    wanted = spatial_frequency(semi_angle.value, energy.value) / step
     if abs(disc.radius - wanted) <= max(1, 0.2 * wanted):
         return None
     return (
@@ -198,7 +198,7 @@ def _frequency(where: str, step: Known, energy: Known | None) -> Known:
             f"{where}: the detector sampling is {step.value}; give --energy [keV] to turn it into "
             "1/Å, or --detector-step in 1/Å"
         )
-    y, x = (optics.spatial_frequency(angle, energy.value) for angle in step.value.value)
+    y, x = (spatial_frequency(angle, energy.value) for angle in step.value.value)
     return Known(Quantity((y, x), "1/Å"), f"{step.source}, {step.value} at {energy.value:g} keV")
 
 
@@ -209,7 +209,7 @@ def _hint(disc: Disc | None, energy: Known | None, semi_angle: Known | None) -> 
     text = f"; the bright-field disc is {disc.radius:.1f} pixels in radius"
     if energy is None or semi_angle is None:
         return text + " (with --energy and --semi-angle, its sampling is worked out here)"
-    step = optics.spatial_frequency(semi_angle.value, energy.value) / disc.radius
+    step = spatial_frequency(semi_angle.value, energy.value) / disc.radius
     return text + f", {semi_angle.value:g} mrad at {energy.value:g} keV: about {step:.4g}"
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.constants import c, e, h, m_e
 
 from stemdl.data.shards import Axes
+from stemdl.electrons import spatial_frequency
 
 Array = NDArray[np.float64]
 
@@ -39,12 +39,6 @@ BASELINES = (
         "Virtual annular dark field: electrons scattered to outside of the bright-field disc.",
     ),
 )
-
-
-def wavelength(energy: float) -> float:
-    """Relativistic de Broglie wavelength [Å] of electrons of `energy` [keV]."""
-    energy_joule = energy * 1e3 * e
-    return h * c / np.sqrt(energy_joule * (2 * m_e * c**2 + energy_joule)) * 1e10
 
 
 def icom(cbed: NDArray, axes: Axes, shape: tuple[int, int]) -> Array:
@@ -101,7 +95,7 @@ def _frequencies(count: int, step: float) -> Array:
 
 def _inner(step: float, energy: float, semi_angle: float) -> float:
     """Inner radius of the annulus [1/Å]: that of the bright-field disc and a detector pixel."""
-    return semi_angle * 1e-3 / wavelength(energy) + step
+    return spatial_frequency(semi_angle, energy) + step
 
 
 def _over(part: Array, whole: Array) -> Array:

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_tools import optics
 from data_tools.importers.calibration import (
     Calibration,
     Disc,
@@ -18,6 +17,7 @@ from data_tools.importers.calibration import (
     quantity,
     settle,
 )
+from stemdl import electrons
 from stemdl.errors import UserError
 
 
@@ -151,7 +151,7 @@ def test_a_single_probe_has_no_scan_step() -> None:
 
 @pytest.mark.parametrize(("factor", "warned"), [(1.0, False), (1.1, False), (1.5, True)])
 def test_a_disc_of_the_wrong_size_is_a_warning(factor: float, warned: bool) -> None:
-    step = optics.spatial_frequency(20, 100) / DISC.radius * factor
+    step = electrons.spatial_frequency(20, 100) / DISC.radius * factor
     known: dict[str, Any] = {
         "scan_step": STEP,
         "detector_step": Known(Quantity((step, step), "1/Å"), "file"),

@@ -1,23 +1,10 @@
-"""Where probes and detector pixels lie, and the electron's wavelength."""
+"""Where probes and detector pixels lie."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from data_tools import optics
-
-
-@pytest.mark.parametrize(("energy", "expected"), [(200, 0.0251), (100, 0.0370), (300, 0.0197)])
-def test_wavelengths_are_the_textbook_ones(energy, expected):
-    assert optics.wavelength(energy) == pytest.approx(expected, abs=5e-5)
-
-
-def test_wavelength_agrees_with_abtem():
-    from abtem.core.energy import energy2wavelength
-
-    for energy in (60, 80, 200, 300):
-        assert optics.wavelength(energy) == pytest.approx(energy2wavelength(energy * 1e3), rel=1e-6)
 
 
 @given(st.integers(1, 20), st.integers(1, 5), st.integers(0, 60))

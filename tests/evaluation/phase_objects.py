@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
+from stemdl import electrons
 from stemdl.data import shards
-from stemdl.evaluation import baselines
 
 SCAN, STEP, PIXEL, BLUR = (8, 10), 0.8, 0.2, 0.3  # [Å]
 SHAPE = (32, 40)
@@ -40,7 +40,7 @@ def patterns(columns: np.ndarray) -> np.ndarray:
     k = np.fft.fftfreq(len(r), GRID)
     transmission = np.exp(1j * SIGMA * THICKNESS * blobs(r[:, None], r, columns))
     square = k[:, None] ** 2 + k**2
-    wavelength = baselines.wavelength(ENERGY)
+    wavelength = electrons.wavelength(ENERGY)
     aperture = np.sqrt(square) * wavelength <= SEMI_ANGLE * 1e-3
     lens = aperture * np.exp(-1j * np.pi * wavelength * 60 * square)
     py, px = ((np.arange(n) + 0.5) * STEP - 0.5 * PIXEL - r[0] for n in SCAN)
