@@ -17,7 +17,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -175,6 +175,8 @@ def _dataset(
     def fetch(step: np.int64) -> list[np.ndarray]:
         return list(read(plan[step]).values())
 
+    _start_xla()
+
     # Compiled: one pass over memory instead of one for each operation.
     @tf.function(jit_compile=True, autograph=False)
     def prepare(stored: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -207,6 +209,20 @@ def _random(seed: int, epoch: int, purpose: str) -> np.random.Generator:
     """A stream of random numbers of its own for each purpose in each epoch."""
     entropy = [seed, epoch, zlib.crc32(purpose.encode())]
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
+
+
+@cache
+def _start_xla() -> None:
+    """Start XLA, which tells of itself on stderr in five lines a rank that no setting silences."""
+    stderr = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        tf.function(lambda: tf.zeros(()) + 1, jit_compile=True)()
+    finally:
+        os.dup2(stderr, 2)
+        os.close(nowhere)
+        os.close(stderr)
 
 
 def _noisy(cbed: tf.Tensor, level: tf.Tensor, seed: int, index: tf.Tensor) -> tf.Tensor:
