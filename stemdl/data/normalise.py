@@ -125,13 +125,19 @@ def load(path: str | Path) -> Normaliser:
 
 
 def not_finite(array: np.ndarray) -> bool:
-    """Whether a float array holds NaN or infinity. Looks at exponent bits: fast for float16."""
+    """Whether a float array holds NaN or infinity.
+
+    As unsigned integers, these are the largest of their sign: one pass of `max` clears an array
+    without negative numbers, much faster than np.isfinite does in float16.
+    """
     if array.dtype.kind != "f":
         return False
-    bits = array.view(f"u{array.itemsize}")
-    infinity = np.array(np.inf, array.dtype).view(bits.dtype)
-    magnitude = bits & bits.dtype.type(np.iinfo(bits.dtype).max >> 1)
-    return bool(magnitude.max() >= infinity)
+    signed, unsigned = array.view(f"i{array.itemsize}"), array.view(f"u{array.itemsize}")
+    positive, negative = np.array([np.inf, -np.inf], array.dtype).view(unsigned.dtype)
+    largest = unsigned.max()
+    if largest < positive:
+        return False
+    return bool(largest >= negative or signed.max() >= positive)
 
 
 def _share(split: shards.Split, ranks: Ranks) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -146,18 +152,18 @@ def _share(split: shards.Split, ranks: Ranks) -> Iterator[tuple[np.ndarray, np.n
             for low in range(first, last, step):
                 rows = np.arange(low, min(low + step, last))
                 found = shards.read_samples(shard, rows)
-                check_finite(shard, rows, found)
-                yield from zip(found["cbed"], found["potential"], strict=True)
+                for row, cbed, potential in zip(rows, *found.values(), strict=True):
+                    check_finite(shard, row, {"cbed": cbed, "potential": potential})
+                    yield cbed, potential
                 bar.update(len(rows))
 
 
-def check_finite(shard: shards.Shard, rows: np.ndarray, found: dict[str, np.ndarray]) -> None:
+def check_finite(shard: shards.Shard, row: int, sample: dict[str, np.ndarray]) -> None:
     """Raise a UserError that names file, dataset and row if a sample holds NaN or infinity."""
-    for name, array in found.items():
+    for name, array in sample.items():
         if not_finite(array):
-            bad = next(row for row, each in zip(rows, array, strict=True) if not_finite(each))
             raise UserError(
-                f"{shard.path}: {name} row {shard.first + bad} holds NaN or infinity; "
+                f"{shard.path}: {name} row {shard.first + row} holds NaN or infinity; "
                 "make the file again or take the sample out"
             )
 

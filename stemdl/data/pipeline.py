@@ -244,20 +244,24 @@ def _reader(
     `operations`: for each sample of the split, the symmetry to apply.
     """
     descriptor = lru_cache(OPEN_FILES)(_Descriptor)
+    first = split.shards[0]
+    kinds: dict[str, tuple[tuple[int, ...], np.dtype]] = {
+        "cbed": (first.cbed_shape, first.cbed_dtype)
+    }
+    if first.potential_shape is not None:
+        kinds["potential"] = (first.potential_shape, first.potential_dtype)
 
     def read(index: np.ndarray) -> Sample:
-        first, count = split.shards[0], len(index)
-        out = {"cbed": _aligned((count, *first.cbed_shape), first.cbed_dtype)}
-        if first.potential_shape is not None:
-            out["potential"] = _aligned((count, *first.potential_shape), first.potential_dtype)
-        for place, sample in enumerate(index):
-            shard, row = shards.locate(split, int(sample))
+        out = {
+            name: _aligned((len(index), *shape), dtype) for name, (shape, dtype) in kinds.items()
+        }
+        for place, (shard, row) in enumerate(shards.locate_all(split, index)):
             target = {name: array[place] for name, array in out.items()}
-            turn = 0 if operations is None else int(operations[sample])
+            turn = 0 if operations is None else int(operations[index[place]])
             # A sample that is to be turned is read apart and copied once, turned.
             stored = {k: np.empty_like(v) for k, v in target.items()} if turn else target
             _read_sample(shard, row, stored, descriptor)
-            check_finite(shard, np.array([row]), {k: v[None] for k, v in stored.items()})
+            check_finite(shard, row, stored)
             if turn:
                 for name, array in stored.items():
                     target[name][...] = symmetry.apply(turn, array)

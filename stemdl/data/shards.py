@@ -316,10 +316,16 @@ def read_deal(directory: Path) -> dict[str, Any] | None:
 
 def locate(split: Split, index: int) -> tuple[Shard, int]:
     """The shard that holds sample `index` of the split, and the row there."""
-    if not 0 <= index < split.count:
-        raise IndexError(f"sample {index} of {split.count}")
-    place = int(np.searchsorted(split.starts, index, side="right")) - 1
-    return split.shards[place], int(index - split.starts[place])
+    return locate_all(split, np.array([index]))[0]
+
+
+def locate_all(split: Split, indices: np.ndarray) -> list[tuple[Shard, int]]:
+    """`locate` for many samples at once."""
+    if not ((indices >= 0) & (indices < split.count)).all():
+        raise IndexError(f"samples {indices} of {split.count}")
+    places = np.searchsorted(split.starts, indices, side="right") - 1
+    rows = indices - split.starts[places]
+    return [(split.shards[place], row) for place, row in zip(places, rows.tolist(), strict=True)]
 
 
 def fingerprint(path: Path) -> str:

@@ -1,7 +1,6 @@
 """The data set from the global file system to storage in the node.
 
     directory = stage(experiment, ranks)         # where to read from; copies if stage.dir is set
-    readers = group(experiment, ranks)           # the ranks that share what lies there
 
 The training samples are dealt over the nodes, a run of shards to each; the other splits go to every
 node. A directory belongs to one deal (node 3 of 8), so that what another deal left is never mixed
@@ -43,13 +42,6 @@ class Share:
     target: Path
     items: list[Item]
     rows: dict[str, list[tuple[str, int, int]]]  # split -> (file, first row, rows)
-
-
-def group(experiment: Experiment, ranks: Ranks) -> Ranks:
-    """The ranks that read the directory `stage` returns: all, or those of this node."""
-    if experiment.stage.dir is None or ranks.local_size == ranks.size:
-        return ranks
-    return Ranks(ranks.local_rank, ranks.local_size, ranks.local_rank, ranks.local_size)
 
 
 def stage(experiment: Experiment, ranks: Ranks) -> Path:

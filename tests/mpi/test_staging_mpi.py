@@ -53,9 +53,8 @@ TRAIN = (
     MEASURE
     + """
 from stemdl.data import pipeline
-group = staging.group(experiment, here)
 batches = pipeline.training(
-    split, normaliser, experiment.data, batch=2, seed=0, ranks=group, epoch=0
+    split, normaliser, experiment.data, batch=2, seed=0, ranks=here, epoch=0
 )
 places = [shards.locate(split, i) for batch in batches for i in batch["index"].numpy()]
 found["seen"] = [(shard.path.name, shard.first + row) for shard, row in places]
