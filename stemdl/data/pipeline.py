@@ -282,23 +282,30 @@ def _read_sample(
         return
     file = descriptor(shard.path)  # held, so that it stays open while it is read
     for name, array in out.items():
-        offset = offsets[name] + (shard.first + row) * array.nbytes
-        view = memoryview(array.data).cast("B")
-        while view:
-            count = os.preadv(file.number, [view], offset)
-            if count == 0:
-                raise UserError(f"{shard.path}: ends before row {row}; make or copy it again")
-            view, offset = view[count:], offset + count
+        file.fill(array, offsets[name] + (shard.first + row) * array.nbytes)
 
 
 class _Descriptor:
     """A file open for reading, closed when the last reader lets go of it."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         try:
             self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+
+    def fill(self, array: np.ndarray, offset: int) -> None:
+        """Fill `array` with the file's bytes from `offset` on."""
+        view = memoryview(array.data).cast("B")
+        while view:
+            try:
+                count = os.preadv(self.number, [view], offset)
+            except OSError as error:
+                raise UserError(f"{self.path}: cannot be read ({error.strerror})") from error
+            if count == 0:
+                raise UserError(f"{self.path}: ends at byte {offset}; make or copy it again")
+            view, offset = view[count:], offset + count
 
     def __del__(self) -> None:
         if hasattr(self, "number"):

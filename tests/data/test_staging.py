@@ -160,6 +160,29 @@ def test_no_space_is_refused_before_the_first_byte(data, copies, monkeypatch):
     assert copies == []
 
 
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 64 kB; only root may mount one."""
+    disk = tmp_path / "small"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("cannot mount a file system here")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_small_disk_is_refused_and_a_full_one_reported(listed, small_disk, copies, monkeypatch):
+    with pytest.raises(UserError, match=r"65\.5 kB are free, wanted"):
+        stage(listed, dir=str(small_disk))
+    assert copies == []
+    monkeypatch.setattr(staging, "_check_space", lambda *arguments: None)  # filled since then
+    with pytest.raises(UserError, match="disk full while copying"):
+        stage(listed, dir=str(small_disk))
+    assert copies
+    assert not list(small_disk.rglob("*.tmp"))
+
+
 def test_space_is_kept_free(data, copies):
     with pytest.raises(UserError, match=r"and 1000\.0 PB to stay free \(stage\.keep_free\)"):
         stage(data, keep_free=1e9)
