@@ -49,32 +49,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8, 16])
     parser.add_argument("--networks", nargs="+", default=["quick", "slow"], help="quick, slow")
+    parser.add_argument("--sets", nargs="+", default=["paper", "small"], help="paper, small")
     parser.add_argument("--megabits", type=int, default=200, help="rate-limited network [Mbit/s]")
     parser.add_argument("--rounds", type=int, default=7, help="steps with each planner")
     parser.add_argument("--negotiation", action="store_true", help="the cache's worth instead")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # namespaces are removed
     if options.worker:
         work(json.loads(options.worker.read_text()))
-    elif options.negotiation:
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # namespaces are removed
+    if options.negotiation:
         compare_cache(16, options.rounds)
     else:
-        compare_planners(options.ranks, options.networks, options.megabits, options.rounds)
+        compare_planners(options)
 
 
-def compare_planners(counts: list[int], networks: list[str], megabits: int, rounds: int) -> None:
+def compare_planners(options: argparse.Namespace) -> None:
     """All cases; prints the table and writes JSON."""
     from stemdl import files
 
-    case = {"rounds": rounds, "cache": 16_384, "planners": PLANNERS, "compute": COMPUTE}
-    case["sets"] = {"paper": papers_gradients(), "1000 tensors": small_gradients()}
-    if "slow" in networks and not available():
+    sets = {"paper": papers_gradients, "small": small_gradients}
+    case = {"cache": 16_384, "planners": PLANNERS, "compute": COMPUTE, "rounds": options.rounds}
+    case["sets"] = {name: sets[name]() for name in options.sets}
+    if "slow" in options.networks and not available():
         sys.exit("the slow network needs root, ip and tc; --networks quick does without")
     cases = []
-    for ranks in counts:
-        for kind in networks:
-            network = slow_network(ranks, megabits) if kind == "slow" else nullcontext(FAST)
+    for ranks in options.ranks:
+        for kind in options.networks:
+            network = slow_network(ranks, options.megabits) if kind == "slow" else nullcontext(FAST)
             with network as ways:
                 found = start(ranks, ways, case)
             common = {"ranks": ranks, "network": kind, "plain_MB_s": found["plain_MB_s"]}
@@ -83,7 +86,9 @@ def compare_planners(counts: list[int], networks: list[str], megabits: int, roun
                 print(line(cases[-1]), flush=True)
     target = ROOT / "build/benchmarks/grouping.json"
     files.write_json(
-        target, "stemdl.benchmark/1", {"compute_s": COMPUTE, "megabits": megabits, "cases": cases}
+        target,
+        "stemdl.benchmark/1",
+        {"compute_s": COMPUTE, "megabits": options.megabits, "cases": cases},
     )
     print(f"wrote {target}")
 
