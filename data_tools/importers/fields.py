@@ -6,6 +6,7 @@ detector before the next rows come, so memory holds one band of reduced patterns
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,8 @@ from data_tools.importers.resample import Detector
 from data_tools.importers.scan import Scan
 from stemdl.errors import UserError
 
-READ_BYTES = 256 << 20  # of patterns as float32, read at once
+READ_BYTES = 256 << 20  # of patterns, read at once
+CACHE_BYTES = 4 << 20  # of patterns, resampled at once: more would not stay in a core's cache
 SURVEY_BYTES = 1 << 30  # of patterns, read for the mean pattern
 
 
@@ -56,7 +58,7 @@ def survey(scan: Scan) -> tuple[NDArray[np.float64], int]:
     Large scans are sampled: rows spread evenly, SURVEY_BYTES in all.
     """
     height, width, *detector = scan.shape
-    row_bytes = width * int(np.prod(detector)) * scan.dtype.itemsize
+    row_bytes = width * prod(detector) * scan.dtype.itemsize
     some = max(1, min(height, SURVEY_BYTES // row_bytes))
     rows = np.unique(np.linspace(0, height - 1, some).astype(int))
     total = np.zeros(detector)
@@ -157,14 +159,15 @@ def _most_pixels(count: int, origin: float) -> int:
 
 def _reduced(scan: Scan, cut: Cut, start: int, stop: int) -> NDArray[np.float32]:
     """Probe rows of a scan on the wanted detector: (stop - start, Sx, Ky, Kx) float32."""
-    width, pixels = scan.shape[1], scan.shape[2] * scan.shape[3]
+    width, pixels = scan.shape[1], prod(scan.shape[2:])
     out = np.empty((stop - start, width, *cut.detector.shape), np.float32)
-    step = max(1, READ_BYTES // (width * pixels * 4))
+    step = max(1, READ_BYTES // (width * pixels * scan.dtype.itemsize))
     for low in range(start, stop, step):
         high = min(low + step, stop)
-        block = resample.quarter_turns(scan.rows(low, high), cut.turns)
-        flat = block.astype(np.float32).reshape(-1, pixels)
-        out[low - start : high - start] = (cut.operator @ flat.T).T.reshape(
-            high - low, width, *cut.detector.shape
-        )
+        block = resample.quarter_turns(scan.rows(low, high), cut.turns).reshape(-1, pixels)
+        reduced = out[low - start : high - start].reshape(len(block), -1)
+        some = max(1, CACHE_BYTES // (pixels * 4))
+        for first in range(0, len(block), some):
+            patterns = block[first : first + some].astype(np.float32)
+            reduced[first : first + some] = (cut.operator @ patterns.T).T
     return out
