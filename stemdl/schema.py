@@ -150,14 +150,14 @@ class Network(Section):
         description="what convolutions run over: probe positions (detector pixels are channels), "
         "or diffraction pixels (probe positions are channels; the paper's)",
     )
-    initial_channels: PositiveInt = Field(96, description="channels after the first convolution")
-    growth: PositiveInt = Field(24, description="channels that each dense layer adds")
-    layers: tuple[PositiveInt, ...] = Field((3, 4), description="dense layers before each pooling")
+    initial_channels: PositiveInt = Field(192, description="channels after the first convolution")
+    growth: PositiveInt = Field(64, description="channels that each dense layer adds")
+    layers: tuple[PositiveInt, ...] = Field((), description="dense layers before each pooling")
     bottleneck_layers: PositiveInt = Field(4, description="dense layers at the coarsest level")
     kernel: PositiveInt = Field(3, description="width of the dense layers' kernels [pixels]")
-    initial_kernel: PositiveInt = Field(3, description="width of the first convolution [pixels]")
+    initial_kernel: PositiveInt = Field(1, description="width of the first convolution [pixels]")
     fine_channels: PositiveInt = Field(
-        32, description="channels after each step up to the potential's sampling"
+        64, description="channels after the first step up to the potential's sampling; then halved"
     )
     fine_layers: NonNegativeInt = Field(1, description="dense layers after each such step")
     up_kernel: PositiveInt | None = Field(

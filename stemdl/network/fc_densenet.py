@@ -45,14 +45,16 @@ class Parts:
         )
         return layer(x)
 
-    def dense_block(self, x: keras.KerasTensor, layers: int, name: str) -> list[keras.KerasTensor]:
-        """The new features of each dense layer; without those of `x`."""
+    def dense_block(
+        self, x: keras.KerasTensor, layers: int, growth: int, name: str
+    ) -> list[keras.KerasTensor]:
+        """The `growth` new features of each dense layer; without those of `x`."""
         # ReLU acts on each value alone: activate features once, not at each layer that sees them.
         active, new = [self.relu(x, f"{name}_relu")], []
         for index in range(layers):
             here = f"{name}_layer_{index}"
             seen = self.join(active, f"{here}_join")
-            feature = self.convolution(seen, self.settings.growth, self.settings.kernel, here)
+            feature = self.convolution(seen, growth, self.settings.kernel, here)
             if self.settings.dropout:
                 feature = Dropout(self.settings.dropout, dtype=self.dtype, name=f"{here}_dropout")(
                     feature
@@ -120,21 +122,21 @@ def fc_densenet(parts: Parts, x: keras.KerasTensor) -> keras.KerasTensor:
     On the way up a transposed convolution takes only the new features of the block below, as many
     channels as they are, and meets the skip connection; its size is cropped to the skip's.
     """
-    depths = list(enumerate(parts.settings.layers))
+    growth, depths = parts.settings.growth, list(enumerate(parts.settings.layers))
     skips = []
     for depth, layers in depths:
-        new = parts.dense_block(x, layers, f"dense_{depth}")
+        new = parts.dense_block(x, layers, growth, f"dense_{depth}")
         x = parts.join([x, *new], f"dense_{depth}_join")
         skips.append(x)
         x = parts.down(x, f"down_{depth}")
-    new = parts.dense_block(x, parts.settings.bottleneck_layers, f"dense_{len(depths)}")
+    new = parts.dense_block(x, parts.settings.bottleneck_layers, growth, f"dense_{len(depths)}")
     for index, (depth, layers) in enumerate(reversed(depths)):
         skip, number = skips[depth], len(depths) + 1 + index
         x = parts.join(new, f"dense_{number - 1}_new")
         x = parts.up(x, x.shape[-1], 2, f"up_{index}")
         x = parts.crop(x, skip.shape[1:3], f"up_{index}_crop")
         x = parts.join([x, skip], f"up_{index}_join")
-        new = parts.dense_block(x, layers, f"dense_{number}")
+        new = parts.dense_block(x, layers, growth, f"dense_{number}")
     return parts.join([x, *new], f"dense_{2 * len(depths)}_join")
 
 

@@ -5,7 +5,8 @@
 a shift of the input and of the output: each probe position of each sample teaches the same weights.
 
 Where the potential is finer than the grid, transposed convolutions take the features up to it, one
-for each prime factor of the ratio, each followed by a dense block.
+for each prime factor of the ratio, each followed by a dense block. Their channels halve from step
+to step, as pixels at least quadruple; a step's dense layers add half of its channels each.
 """
 
 import math
@@ -59,8 +60,9 @@ def build(
     x = parts.relu(x, "initial_relu")
     x = fc_densenet(parts, x)
     for index, stride in enumerate(prime_factors(ratio)):
-        x = parts.up(x, network.fine_channels, stride, f"finer_{index}")
-        new = parts.dense_block(x, network.fine_layers, f"fine_{index}")
+        width = max(network.fine_channels // 2**index, 2)
+        x = parts.up(x, width, stride, f"finer_{index}")
+        new = parts.dense_block(x, network.fine_layers, width // 2, f"fine_{index}")
         x = parts.join([x, *new], f"fine_{index}_join")
     x = parts.convolution(x, 1, 1, "final")
     # A float32 layer casts what it is given.
