@@ -99,13 +99,11 @@ def _simulate(options: argparse.Namespace) -> int:
 def _import(options: argparse.Namespace) -> int:
     from data_tools.importers.convert import convert
 
-    wish = read_wish(options)
-    made = convert(options.source, options.to, read_given(options), wish, dry_run=options.dry_run)
-    if not made:
-        return 0
-    say(f"{options.to}: {len(made)} shards in {wish.split}/, {made[0].name} and on")
-    if options.match is not None:
-        say(f"reconstruct them with: stemdl predict {options.match} {made[0]}")
+    given, wish = read_given(options), read_wish(options)
+    made = convert(options.source, options.to, given, wish, dry_run=options.dry_run)
+    for path in made:
+        next_step = f"; next: stemdl predict {options.match} {path}" if options.match else ""
+        say(f"{path}: written{next_step}")
     return 0
 
 

@@ -46,7 +46,7 @@ def test_words_become_shards(source: Path, capsys: pytest.CaptureFixture[str]) -
         "(--detector-step, 0.5 mrad at 100 keV)",
         "origin        3, 5 pixels  (--origin)",
         "fields: 4 of 3 x 2 probes",
-        "1 shards in dev/, mine-00000.h5",
+        "dev/mine-00000.h5: written",
     ):
         assert line in shown
 
@@ -82,7 +82,9 @@ def test_mistakes_are_one_line_and_exit_code_2(
 
 
 @pytest.mark.mpi
-def test_from_a_camera_file_to_a_potential(tmp_path: Path, tiny_experiment: Path) -> None:
+def test_from_a_camera_file_to_a_potential(
+    tmp_path: Path, tiny_experiment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Train on 4 x 4 probes every 0.5 Å and 6 x 6 pixels of 0.1 1/Å, then bring a .mib file."""
     run, scan = tmp_path / "run", tmp_path / "scan.mib"
     done = run_ranks(1, ["-m", "stemdl", "train", str(tiny_experiment), "train.epochs=1"])
@@ -94,6 +96,7 @@ def test_from_a_camera_file_to_a_potential(tmp_path: Path, tiny_experiment: Path
     words = ["--scan-step", "0.25", "--detector-step", "0.025", "--match", str(run)]
     assert cli.main(["import", str(scan), "--to", str(tmp_path / "data"), *words]) == 0
     shard = tmp_path / "data" / "test" / "scan-00000.h5"
+    assert f"{shard}: written; next: stemdl predict {run} {shard}" in capsys.readouterr().out
 
     from stemdl.data import trained_on
     from stemdl.evaluation import predict
