@@ -130,7 +130,8 @@ def _dm_order(signal: Mapping[str, Any]) -> Known | None:
     swapped = _tag(signal, "ImageTags", "Meta Data", "Data Order Swapped")
     if swapped is None:
         return None
-    order = ("y", "x", "ky", "kx") if int(swapped) else ("ky", "kx", "y", "x")
+    by_pattern = str(swapped).strip().lower() in ("1", "true")  # scripts write it as text
+    order = ("y", "x", "ky", "kx") if by_pattern else ("ky", "kx", "y", "x")
     return Known(order, "file: Data Order Swapped")
 
 

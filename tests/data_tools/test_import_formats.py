@@ -417,10 +417,15 @@ def test_dm_units_decide(tmp_path: Path, extension: str, order: tuple[str, ...])
 
 
 @pytest.mark.parametrize(
-    ("swapped", "order"), [(True, ("y", "x", "ky", "kx")), (False, ("ky", "kx", "y", "x"))]
+    ("swapped", "order"),
+    [
+        (True, ("y", "x", "ky", "kx")),
+        ("true", ("y", "x", "ky", "kx")),
+        (False, ("ky", "kx", "y", "x")),
+    ],
 )
 def test_dm_tag_decides_without_units(
-    tmp_path: Path, swapped: bool, order: tuple[str, ...]
+    tmp_path: Path, swapped: bool | str, order: tuple[str, ...]
 ) -> None:
     tags = {"Meta Data": {"Data Order Swapped": swapped}}
     foreign.write_dm(tmp_path / "a.dm4", foreign.stored(order), tags=tags)
