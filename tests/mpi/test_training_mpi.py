@@ -20,7 +20,7 @@ from stemdl.launch import local
 
 pytestmark = pytest.mark.mpi
 
-PLANNERS = ("none", "layer", "equal:3", "bytes:2kB")
+PLANNERS = ("none", "layer", "equal:3", "bytes:2kB", "optimal")
 
 
 def train(experiment: Path, ranks: int, *overrides: str) -> subprocess.CompletedProcess[str]:
