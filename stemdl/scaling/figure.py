@@ -63,7 +63,7 @@ def _curve(axes: Axes, report: Mapping[str, Any]) -> None:
 
 
 def _bars(axes: Axes, report: Mapping[str, Any]) -> None:
-    strategy = "bitvector, layer"
+    strategy = report["main"]
     rows = sorted(report["sensitivity"], key=lambda row: abs(row[strategy][0] - row[strategy][1]))
     rows = [row for row in rows if abs(row[strategy][0] - row[strategy][1]) > LEAST_SHOWN]
     for place, row in enumerate(rows):

@@ -28,6 +28,7 @@ from stemdl.schema import Experiment
 
 SCHEMA = "stemdl.scale/1"
 BOUND_AT_LEAST = 0.01  # a smaller part of the step does not bound it
+MAIN, WORST = "bitvector, layer", "coordinator"  # the published pair, among the strategies
 ADAM_TRAFFIC = 7 * 4  # an update reads weight, gradient and two moments, writes three: fp32 [B]
 
 
@@ -194,9 +195,6 @@ def outlook(experiment: Experiment) -> Outlook:
     return Outlook(list(job.gradients), job.compute, cost, ranks, f"{description.name}, modelled")
 
 
-MAIN, WORST = "bitvector, layer", "coordinator"
-
-
 def scale(experiment: Experiment) -> dict[str, Any]:
     """Run the study; write RUN/scale/{scale.json,scale.png}; print the table. Returns the report.
 
@@ -209,6 +207,7 @@ def scale(experiment: Experiment) -> dict[str, Any]:
     report: dict[str, Any] = {
         "machine": description.name,
         "experiment": experiment.name,
+        "main": MAIN,
         "step_alone_s": study.seconds(study.strategy(MAIN), 1),
         "gradient_bytes": sum(gradient.bytes for gradient in study.job.gradients),
         "gradient_tensors": len(study.job.gradients),
