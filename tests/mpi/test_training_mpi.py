@@ -143,9 +143,11 @@ def test_a_run_leaves_what_the_contract_says(tiny_experiment, tmp_path):
 
 
 def test_a_signal_checkpoints_and_the_resumed_run_is_the_unbroken_one(tiny_experiment, tmp_path):
+    # Ranks compare notes at least every 1,000 steps; 4,000 leave room for a signal on any machine.
     common = (
-        "train.epochs=24",
-        "train.validate_every=6",
+        "train.epochs=1000",
+        "train.validate_every=250",
+        "train.log_every=20",
         "data.noise=0.1",
         "network.dropout=0.1",
         "train.ema=0.9",
@@ -154,30 +156,24 @@ def test_a_signal_checkpoints_and_the_resumed_run_is_the_unbroken_one(tiny_exper
     assert whole.returncode == 0, whole.stderr
 
     broken = tmp_path / "broken"
-    process = start(tiny_experiment, *common, f"run={broken}", "train.log_every=3")
-    wait_for_step(broken, 6, process)
+    process = start(tiny_experiment, *common, f"run={broken}")
+    wait_for_step(broken, 20, process)
     os.kill(rank_processes(process.pid)[1], signal.SIGUSR1)  # one rank only
     output, _ = process.communicate(timeout=60)
     assert "stopped by SIGUSR1" in output
     assert process.returncode == 75, output
-    assert lines(broken)[-1]["step"] < 96
-    resumed = train(tiny_experiment, 2, *common, f"run={broken}", "train.log_every=3")
+    assert lines(broken)[-1]["step"] < 4000
+    resumed = train(tiny_experiment, 2, *common, f"run={broken}")
     assert resumed.returncode == 0, resumed.stderr
     assert "resuming at step" in resumed.stdout
 
-    for left, right in zip(weights(tmp_path / "whole"), weights(broken), strict=True):
-        np.testing.assert_array_equal(left, right)
-    for left, right in zip(
-        weights(tmp_path / "whole", "best"), weights(broken, "best"), strict=True
-    ):
-        np.testing.assert_array_equal(left, right)
-    dev = [entry for entry in losses(tmp_path / "whole") if entry[0] == "dev"]
-    assert [entry for entry in losses(broken) if entry[0] == "dev"] == dev
-    every_step = {step: loss for kind, step, loss in losses(tmp_path / "whole") if kind == "train"}
-    for kind, step, loss in losses(broken):
-        if kind == "train" and step % 3 == 0:
-            mean = np.mean([every_step[step - back] for back in range(3)])
-            assert loss == pytest.approx(mean, rel=1e-12)
+    for which in ("last", "best"):
+        for left, right in zip(
+            weights(tmp_path / "whole", which), weights(broken, which), strict=True
+        ):
+            np.testing.assert_array_equal(left, right)
+    assert losses(broken) == losses(tmp_path / "whole")
+    assert len(losses(broken)) == 200 + 4
 
 
 def test_the_wall_clock_budget_stops_a_run_in_time(tiny_experiment, tmp_path):
