@@ -1,7 +1,7 @@
 """What one reduction costs on the ranks at hand, measured with Horovod itself."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -11,42 +11,49 @@ from stemdl.ranks import Ranks
 from stemdl.reduction import allreduce
 from stemdl.reduction.grouping import Link
 
-SIZES = (2**10, 2**16, 2**19, 2**21, 2**23)  # [B], from latency alone to bandwidth alone
+SIZES = (2**10, 2**14, 2**17, 2**19, 2**21, 2**23)  # [B], from latency alone to bandwidth alone
+CHAIN = 4  # reductions that wait for each other, so that starting together weighs little
+PATIENCE = 0.5  # longest chain to repeat; larger sizes are left out on slow networks [s]
 
 
 def measure(ranks: Ranks, wire: str = "fp32", repeats: int = 10) -> Link:
     """Time a few sizes of grouped allreduce and fit alpha + beta * bytes; the same on all ranks.
 
-    Takes about a second. Horovod must have been started; one rank reduces nothing and pays nothing.
-    The first round of each size, in which Horovod negotiates what it then keeps in its cache, is
-    left out. A reduction lasts until the last rank has its result.
+    Takes a second or a few. Horovod must have been started; one rank reduces nothing and pays
+    nothing. The first round of each size, in which Horovod negotiates what it then keeps in its
+    cache, is left out. A reduction lasts until the last rank has its result.
     """
     if ranks.size == 1:
         return Link(0.0, 0.0)
-    seconds = []
+    seconds: list[float] = []
     for size in SIZES:
-        count = size // allreduce.WIRE[wire].size
-        reduce = _reduction(count, size, ranks.size, wire)
-        spans = []
-        for _ in range(1 + repeats):
-            ranks.barrier()
-            start = time.perf_counter()
-            reduce()
-            spans.append(time.perf_counter() - start)
-        slowest = np.max(ranks.collect(spans[1:]), axis=0)
-        seconds.append(float(np.median(slowest)))
-    return fit(SIZES, seconds)
+        chain = _chain(size // allreduce.WIRE[wire].size, ranks.size, wire)
+        slowest = [_time(chain, ranks) for _ in range(1 + repeats)][1:]
+        seconds.append(float(np.median(slowest)) / CHAIN)
+        if seconds[-1] * CHAIN > PATIENCE:
+            break
+    return fit(SIZES[: len(seconds)], seconds)
 
 
-def _reduction(
-    count: int, size: int, ranks: int, wire: str
-) -> tf.types.experimental.GenericFunction:
+def _time(run: Callable[[], object], ranks: Ranks) -> float:
+    """Time until the last rank is through [s]."""
+    ranks.barrier()
+    start = time.perf_counter()
+    run()
+    return max(ranks.collect(time.perf_counter() - start))
+
+
+def _chain(count: int, size: int, wire: str) -> Callable[[], object]:
+    """CHAIN reductions of `count` numbers over `size` ranks, one after another."""
     values = tf.zeros(count)
 
-    @tf.function
+    @tf.function(autograph=False)
     def reduce() -> tf.Tensor:
-        name = f"link.{size}"
-        return allreduce.average([values], [[0]], size=ranks, wire=wire, name=name)[0]
+        result = values
+        for turn in range(CHAIN):
+            name = f"link.{count}.{turn}"
+            (result,) = allreduce.average([result], [[0]], size=size, wire=wire, name=name)
+        return result
 
     return reduce
 

@@ -68,7 +68,8 @@ class Study:
         """What bounds the step, and the part of it that each cost takes, alone [0 to 1]."""
         full = self.seconds(strategy, ranks)
         without = {
-            name: 1 - take_away(self, strategy, ranks) / full for name, take_away in _COSTS.items()
+            name: max(0.0, 1 - take_away(self, strategy, ranks) / full)
+            for name, take_away in _COSTS.items()
         }
         largest = max(without, key=lambda name: without[name])
         return (largest if without[largest] > BOUND_AT_LEAST else "compute"), without
