@@ -30,6 +30,7 @@ class Interruption:
         self._limit = wall_limit
         self._received: int | None = None
         self._next_check = 0
+        self._pace = 1  # steps between checks
         self._last: tuple[float, int] | None = None  # time and step of the last check
 
     @contextmanager
@@ -58,12 +59,13 @@ class Interruption:
         """
         notes = self._ranks.collect((self._received, time.time()))
         now = notes[0][1]
-        pace = 1
         if self._last is not None and step > self._last[1]:
             seconds_a_step = (now - self._last[0]) / (step - self._last[1])
-            pace = max(1, min(1000, int(CHECK_SECONDS / max(seconds_a_step, 1e-6))))
+            wanted = int(CHECK_SECONDS / max(seconds_a_step, 1e-6))
+            # At most doubled: a few quick steps say little of those between two validations.
+            self._pace = max(1, min(wanted, 2 * self._pace))
         self._last = (now, step)
-        self._next_check = step + pace
+        self._next_check = step + self._pace
         signals = [number for number, _ in notes if number is not None]
         if signals:
             return signal.Signals(signals[0]).name, now
