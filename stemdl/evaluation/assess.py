@@ -1,6 +1,6 @@
 """Judge one sample by every score, for the network and the baselines.
 
-    methods = methods_for(split, experiment.evaluate)
+    methods = methods_for(split, experiment.evaluate, ranks)
     case = read(split, index)
     row = assess(case, images(case, reconstruction, methods), experiment.evaluate)
 
@@ -18,6 +18,7 @@ from stemdl.data import shards
 from stemdl.data.shards import Axes, Split
 from stemdl.evaluation import baselines, columns, metrics
 from stemdl.evaluation.columns import Tally, Verdict
+from stemdl.ranks import Ranks
 from stemdl.schema import Evaluate
 
 Array = NDArray[np.float64]
@@ -73,17 +74,22 @@ def read(split: Split, index: int) -> Case:
     )
 
 
-def methods_for(split: Split, settings: Evaluate) -> tuple[str, ...]:
-    """The network, and the baselines that are wanted and possible on every sample of the split."""
+def methods_for(split: Split, settings: Evaluate, ranks: Ranks) -> tuple[str, ...]:
+    """The network, and the baselines that are wanted and possible on every sample of the split.
+
+    All ranks call this; each looks at some of the shards.
+    """
     if not settings.baselines:
         return (NETWORK,)
-    tables = np.concatenate([shards.read_table(shard) for shard in split.shards])
     detector, step = split.cbed_shape[2:], split.axes.detector_step
-    dark_field = all(
-        baselines.reaches_dark_field(detector, step, energy, semi_angle)
-        for energy, semi_angle in np.unique(tables[["energy", "semi_angle"]])
-    )
-    return (NETWORK, "icom", "adf") if dark_field else (NETWORK, "icom")
+    with ranks.together("reading the tables of samples"):
+        own = [shards.read_table(shard) for shard in split.shards[ranks.rank :: ranks.size]]
+        dark_field = all(
+            baselines.reaches_dark_field(detector, step, energy, semi_angle)
+            for table in own
+            for energy, semi_angle in np.unique(table[["energy", "semi_angle"]])
+        )
+    return (NETWORK, "icom", "adf") if all(ranks.collect(dark_field)) else (NETWORK, "icom")
 
 
 def images(case: Case, reconstruction: NDArray, methods: Sequence[str]) -> dict[str, Array]:

@@ -43,12 +43,12 @@ def evaluate(experiment: Experiment, ranks: Ranks) -> dict[str, Any]:
             network's, or a reconstruction with NaN.
     """
     settings = experiment.evaluate
-    with ranks.together("opening the run and the data"):
-        split = _supervised(shards.open_split(experiment.data.dir, settings.split))
+    split = _supervised(shards.open_split(experiment.data.dir, settings.split, ranks))
+    with ranks.together("opening the run"):
         devices.set_up(experiment.train, experiment.seed, ranks)
         model, normaliser, trained = checkpoint.load_model(experiment.run, settings.checkpoint)
         _check_shapes(split, model)
-        methods = assess.methods_for(split, settings)
+    methods = assess.methods_for(split, settings, ranks)
     with ranks.together("scoring"):
         indices, potentials = predict.reconstruct(
             model, normaliser, split, trained.data, batch=settings.batch, ranks=ranks

@@ -39,13 +39,13 @@ class Expected:
 
 def shapes(experiment: Experiment) -> tuple[tuple[int, ...], tuple[int, int]]:
     """(cbed, potential) shapes of a sample: of the training data if it is there, or to be made."""
-    directory = experiment.data.dir
-    if Path(directory, "train").is_dir():
+    if Path(experiment.data.dir, "train").is_dir():
         from stemdl.data import shards
 
-        split = shards.open_split(directory, "train")
-        if split.potential_shape is not None:
-            return split.cbed_shape, split.potential_shape
+        for path in shards.shard_paths(experiment.data.dir, "train")[:1]:
+            shard = shards.open_shard(path)
+            if shard.potential_shape is not None:
+                return shard.cbed_shape, shard.potential_shape
     made = experiment.simulate
     rows, columns = (round(n * made.scan_step / made.potential_pixel) for n in made.scan)
     return (*made.scan, *made.detector), (rows, columns)

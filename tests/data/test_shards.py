@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from making_shards import AXES, DETECTOR, POTENTIAL, SCAN, arrays, data_set, flip_byte, write
 
-from stemdl.data import manifest, shards
+from stemdl.data import manifest, shard_writing, shards
 from stemdl.errors import UserError
 
 
@@ -98,7 +98,7 @@ def test_truncation_is_found_on_opening(tmp_path_factory, part):
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])
 def test_verify_names_dataset_and_rows(tmp_path, compression, monkeypatch):
-    monkeypatch.setattr(shards, "BLOCK_BYTES", 2 * np.prod(SCAN + DETECTOR) * 2)  # two rows
+    monkeypatch.setattr(shard_writing, "BLOCK_BYTES", 2 * np.prod(SCAN + DETECTOR) * 2)  # two rows
     path = tmp_path / "a.h5"
     write(path, 6, compression=compression)
     with h5py.File(path) as file:

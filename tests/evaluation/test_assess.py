@@ -8,6 +8,7 @@ from stemdl.data import shards
 from stemdl.errors import UserError
 from stemdl.evaluation import assess, summary
 from stemdl.evaluation.columns import Tally
+from stemdl.ranks import Ranks
 from stemdl.schema import Evaluate, Experiment
 
 SETTINGS = Evaluate()
@@ -24,7 +25,7 @@ def split(tmp_path_factory):
 def rows(split):
     """The network's image is the truth with noise that grows with the index."""
     rng = np.random.default_rng(0)
-    methods = assess.methods_for(split, SETTINGS)
+    methods = assess.methods_for(split, SETTINGS, Ranks())
     found = []
     for index in range(split.count):
         case = assess.read(split, index)
@@ -81,12 +82,12 @@ def test_broken_reconstruction_names_the_sample(split):
 
 
 def test_methods_follow_the_settings_and_the_detector(split, monkeypatch):
-    assert assess.methods_for(split, SETTINGS) == ("network", "icom", "adf")
-    assert assess.methods_for(split, Evaluate(baselines=False)) == ("network",)
+    assert assess.methods_for(split, SETTINGS, Ranks()) == ("network", "icom", "adf")
+    assert assess.methods_for(split, Evaluate(baselines=False), Ranks()) == ("network",)
     table = shards.read_table(split.shards[0])
     table["semi_angle"][3] = 80
     monkeypatch.setattr(shards, "read_table", lambda shard: table)
-    assert assess.methods_for(split, SETTINGS) == ("network", "icom")
+    assert assess.methods_for(split, SETTINGS, Ranks()) == ("network", "icom")
 
 
 def test_a_baseline_gets_its_best_threshold_and_the_network_the_setting(rows):

@@ -29,7 +29,7 @@ def made(tmp_path_factory):
     split = shards.open_split(folder / "data", "test")
     experiment = Experiment(name="phase-objects", run=folder)
     settings, rng = experiment.evaluate, np.random.default_rng(0)
-    methods = assess.methods_for(split, settings)
+    methods = assess.methods_for(split, settings, Ranks())
     images = [
         case.truth + rng.normal(0, 3, case.truth.shape)
         for case in (assess.read(split, index) for index in range(split.count))
