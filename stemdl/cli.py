@@ -53,8 +53,14 @@ def parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         return added
 
+    stage = verb("stage", _stage, "copy the data set to node-local storage (stage.dir), verified")
+    _experiment_arguments(stage)
+    instead = stage.add_mutually_exclusive_group()
+    instead.add_argument(
+        "--verify", action="store_true", help="read copies that are there, replace damaged ones"
+    )
+    instead.add_argument("--purge", action="store_true", help="remove the copies from every node")
     for name, run, text in (
-        ("stage", _stage, "copy the data set to node-local storage (stage.dir), verified"),
         ("train", _train, "train the network on all ranks that this command was started with"),
         ("evaluate", _evaluate, "score the trained network and write RUN/report/report.html"),
     ):
@@ -114,7 +120,10 @@ def _stage(parsed: argparse.Namespace) -> int:
     here = ranks.discover()  # first: ranks that do not see each other are refused at once
     from stemdl.data import staging
 
-    staging.stage(experiment, here)
+    if parsed.purge:
+        staging.purge(experiment, here)
+    else:
+        staging.stage(experiment, here, verify=parsed.verify)
     return 0
 
 

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable
 
 from stemdl import ranks
-from stemdl.errors import EXIT_USER_ERROR, UserError
+from stemdl.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, Interrupted, UserError
 
 EXIT_DEFECT = 1
 EXIT_CTRL_C = 130  # 128 + SIGINT, as shells say it
@@ -17,6 +17,7 @@ def run(main: Callable[[], int]) -> int:
 
     - UserError: `stemdl: message` on stderr, once (by rank 0), and 2. The error must be one that
       every rank raises: it came from the same arguments, or out of `Ranks.together`.
+    - Interrupted: its message likewise, and 75.
     - KeyboardInterrupt: 130.
     - Anything else is a defect. Alone: the traceback and 1. Among ranks: the traceback with the
       rank's number, then all ranks end, for the others would wait for this one for ever.
@@ -27,6 +28,10 @@ def run(main: Callable[[], int]) -> int:
         if ranks.speaks():
             print(f"stemdl: {error}", file=sys.stderr, flush=True)
         return EXIT_USER_ERROR
+    except Interrupted as stop:
+        if ranks.speaks():
+            print(f"stemdl: {stop}", file=sys.stderr, flush=True)
+        return EXIT_INTERRUPTED
     except KeyboardInterrupt:
         return EXIT_CTRL_C
     except Exception:

@@ -1,4 +1,4 @@
-"""The one kind of error that is a message for the user, not a defect of the program."""
+"""The two ways to end that are no defect of the program: a message for the user, or a signal."""
 
 
 class UserError(Exception):
@@ -6,6 +6,13 @@ class UserError(Exception):
 
     The message names the file, the key, the value found and the value wanted, and says what to do.
     The commands print it in one line and end with exit code 2, on every rank, with no traceback.
+    """
+
+
+class Interrupted(Exception):
+    """A signal stopped the work, on every rank, in a state from which the same command goes on.
+
+    The message says so. The commands print it in one line and end with exit code 75.
     """
 
 

@@ -140,6 +140,14 @@ class Stage(Section):
     streams: PositiveInt = Field(2, description="files copied at the same time on a node")
     block: PositiveInt = Field(8, description="size of one read or write [MiB]")
     keep_free: NonNegativeFloat = Field(1.0, description="space to leave free on the disk [GB]")
+    broadcast: bool = Field(
+        False,
+        description="dev and test, which every node holds: one rank reads them and sends them to "
+        "the nodes over MPI; good where the network is faster than the file system",
+    )
+    purge: bool = Field(
+        False, description="remove the copies when training is done, unless another job uses them"
+    )
 
 
 class Network(Section):

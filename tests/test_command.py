@@ -3,7 +3,7 @@
 import pytest
 
 from stemdl import command
-from stemdl.errors import UserError
+from stemdl.errors import Interrupted, UserError
 
 
 def ending(error):
@@ -21,6 +21,11 @@ def test_a_users_mistake_is_one_line(capsys):
     assert ending(UserError("data/x.h5: truncated")) == 2
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "stemdl: data/x.h5: truncated\n")
+
+
+def test_a_signal_is_one_line_and_says_run_again(capsys):
+    assert ending(Interrupted("stage: stopped by SIGTERM")) == 75
+    assert capsys.readouterr().err == "stemdl: stage: stopped by SIGTERM\n"
 
 
 def test_ctrl_c_is_silent(capsys):

@@ -7,6 +7,8 @@ fitting receipt is not read again; one whose time stamp has moved since is check
 import errno
 import os
 import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from stemdl.data import manifest, shards
 from stemdl.errors import UserError
 
 RECEIPT = "stemdl.receipt/1"
+SUFFIX = ".receipt"
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,8 @@ class Item:
     identity: str
 
 
-def is_staged(item: Item, target: Path) -> bool:
-    """Whether `target` is a right copy of the item already."""
+def is_staged(item: Item, target: Path, *, read: bool = False) -> bool:
+    """Whether `target` is a right copy of the item already; `read` compares every byte."""
     try:
         status = target.stat()
         receipt = files.read_json(_receipt(target), RECEIPT)
@@ -41,24 +44,38 @@ def is_staged(item: Item, target: Path) -> bool:
         item.bytes,
     ):
         return False
-    if receipt["mtime_ns"] == status.st_mtime_ns:
-        return True
-    if manifest.checksum(target) != receipt["checksum"]:
+    moved = receipt["mtime_ns"] != status.st_mtime_ns
+    if (moved or read) and manifest.checksum(target) != receipt["checksum"]:
         return False
-    _write_receipt(item, target, receipt["checksum"])
+    if moved:
+        _write_receipt(item, target, receipt["checksum"])
     return True
 
 
-def copy(item: Item, source: Path, target: Path, block: int) -> None:
+def copy(
+    item: Item,
+    source: Path,
+    target: Path,
+    block: int,
+    between: Callable[[], None] = lambda: None,
+) -> None:
     """Copy a shard, checked on the way; `target` appears whole, durable and right, or not at all.
 
     Args:
         block: size of one read or write [bytes].
+        between: called between blocks; what it raises ends the copy.
 
     Raises:
         UserError: the source is not what the manifest says or is corrupt; the target's disk is
             full or loses data; either cannot be read or written.
     """
+
+    def attempt() -> None:
+        with files.appearing(target) as temporary:
+            checksum = _pour(source, temporary, block, between)
+            _check(item, checksum, source, temporary)
+        _write_receipt(item, target, checksum)
+
     try:
         size = source.stat().st_size
         if size != item.bytes:
@@ -67,10 +84,9 @@ def copy(item: Item, source: Path, target: Path, block: int) -> None:
                 "the source is truncated or was changed: make it again"
             )
         try:
-            checksum = _attempt(item, source, target, block)
+            attempt()
         except UserError:  # a second reading tells a passing fault from a corrupt source
-            checksum = _attempt(item, source, target, block)
-        _write_receipt(item, target, checksum)
+            attempt()
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise UserError(
@@ -82,17 +98,50 @@ def copy(item: Item, source: Path, target: Path, block: int) -> None:
         ) from error
 
 
-def _attempt(item: Item, source: Path, target: Path, block: int) -> str:
+def receive(item: Item, source: Path, target: Path, blocks: Iterable[memoryview]) -> None:
+    """Make `target` of blocks of `source` that somebody else read; otherwise as `copy`.
+
+    Raises:
+        OSError, UserError: it did not arrive right, or cannot be written; `target` is not there.
+    """
     with files.appearing(target) as temporary:
-        checksum = _pour(source, temporary, block)
-        if item.identity.startswith(shards.FINGERPRINT):
-            _compare_blocks(source, temporary)
-        elif checksum != item.identity:
-            raise UserError(
-                f"{source}: checksum is {checksum}, wanted {item.identity} as in the manifest; "
-                "the source is corrupt: make it again"
-            )
-    return checksum
+        checksum = _write(blocks, temporary)
+        _check(item, checksum, source, temporary)
+    _write_receipt(item, target, checksum)
+
+
+def remove_copies(directory: Path) -> int:
+    """Remove the copies in `directory` that have a receipt, and what a killed copy left.
+
+    Returns:
+        Bytes that are free now.
+    """
+    freed = 0
+    for receipt in directory.glob(f".*{SUFFIX}"):
+        target = receipt.with_name(receipt.name.removeprefix(".").removesuffix(SUFFIX))
+        with suppress(FileNotFoundError):
+            size = target.stat().st_size
+            target.unlink()
+            freed += size
+        receipt.unlink()  # last: a copy without one would be nobody's
+    remove_unfinished(directory)
+    return freed
+
+
+def remove_unfinished(directory: Path) -> None:
+    """Remove the files that a killed copy left half-written in `directory`."""
+    for left in directory.glob(".*.tmp"):
+        left.unlink(missing_ok=True)
+
+
+def _check(item: Item, checksum: str, source: Path, copied: Path) -> None:
+    if item.identity.startswith(shards.FINGERPRINT):
+        _compare_blocks(source, copied)
+    elif checksum != item.identity:
+        raise UserError(
+            f"{source}: checksum is {checksum}, wanted {item.identity} as in the manifest; "
+            "the source is corrupt: make it again"
+        )
 
 
 def _compare_blocks(source: Path, copied: Path) -> None:
@@ -106,25 +155,38 @@ def _compare_blocks(source: Path, copied: Path) -> None:
         )
 
 
-def _pour(source: Path, target: Path, block: int) -> str:
+def _pour(source: Path, target: Path, block: int, between: Callable[[], None]) -> str:
     """Copy bytes in large blocks; the checksum of what was read. Leaves no page cache behind."""
-    checksum = 0
+    return _write(_read(source, block, between), target)
+
+
+def _read(source: Path, block: int, between: Callable[[], None]) -> Iterator[memoryview]:
+    """The bytes of a file in blocks; each is good until the next is asked for."""
     buffer = memoryview(bytearray(block))
-    with open(source, "rb", buffering=0) as reader, open(target, "wb", buffering=0) as writer:
+    with open(source, "rb", buffering=0) as reader:
         os.posix_fadvise(reader.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
         while count := reader.readinto(buffer):
-            checksum = zlib.crc32(buffer[:count], checksum)
-            rest = buffer[:count]
+            between()
+            yield buffer[:count]
+        os.posix_fadvise(reader.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _write(blocks: Iterable[memoryview], target: Path) -> str:
+    """Write blocks to a file, durably; their checksum."""
+    checksum = 0
+    with open(target, "wb", buffering=0) as writer:
+        for block in blocks:
+            checksum = zlib.crc32(block, checksum)
+            rest = block
             while rest:
                 rest = rest[writer.write(rest) :]
         os.fsync(writer.fileno())
-        for file in (reader, writer):
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(writer.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return manifest.label(checksum)
 
 
 def _receipt(target: Path) -> Path:
-    return target.with_name(f".{target.name}.receipt")
+    return target.with_name(f".{target.name}{SUFFIX}")
 
 
 def _write_receipt(item: Item, target: Path, checksum: str) -> None:

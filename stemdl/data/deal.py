@@ -1,6 +1,7 @@
 """Who gets which samples: pure arithmetic, the same on every rank."""
 
 import heapq
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -52,23 +53,19 @@ def lanes(sizes: Sequence[int], count: int) -> list[list[int]]:
 def nodes(places: Sequence[tuple[str, int]]) -> list[int]:
     """The node of each rank, from every rank's (host name, local rank), in rank order.
 
-    Local rank 0 opens a node; the others join the first node of their host that lacks them. This
-    holds for ranks placed node by node or in turns, and where hosts share a name (containers).
+    Nodes are numbered as they appear. The k-th rank with a host's name and a local rank is on the
+    k-th node of that name. This holds for ranks placed node by node or in turns, and where hosts
+    share a name (containers).
     """
-    found: list[tuple[str, set[int]]] = []
+    seen: Counter[tuple[str, int]] = Counter()
+    of_host: defaultdict[str, list[int]] = defaultdict(list)
+    count = 0
     result = []
     for host, local_rank in places:
-        node = next(
-            (
-                number
-                for number, (name, members) in enumerate(found)
-                if name == host and local_rank not in members
-            ),
-            None,
-        )
-        if local_rank == 0 or node is None:
-            node = len(found)
-            found.append((host, set()))
-        found[node][1].add(local_rank)
-        result.append(node)
+        place = seen[host, local_rank]
+        seen[host, local_rank] += 1
+        if place == len(of_host[host]):
+            of_host[host].append(count)
+            count += 1
+        result.append(of_host[host][place])
     return result

@@ -86,11 +86,18 @@ def warnings(source: Path, target: Path) -> list[str]:
     kind = filesystem(target, Path("/proc/mounts"))
     found = []
     if kind in IN_MEMORY:
-        found.append(f"{target} lives in memory ({kind}), not on a disk; set stage.dir to NVMe")
+        found.append(
+            f"{target} lives in memory ({kind}), not on a disk; set stage.dir to the node's disk"
+        )
     if kind in SHARED:
-        found.append(f"{target} is on a shared file system ({kind}); set stage.dir to NVMe")
+        found.append(
+            f"{target} is on a shared file system ({kind}); set stage.dir to the node's disk"
+        )
     if source.stat().st_dev == target.stat().st_dev:
-        found.append(f"{target} is on the same file system as {source}; staging gains little")
+        found.append(
+            f"{target} is on the same file system as {source}, so staging gains little; set "
+            "stage.dir to the node's disk, or to null"
+        )
     return found
 
 

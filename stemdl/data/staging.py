@@ -1,162 +1,152 @@
 """The data set from the global file system to storage in the node.
 
-    directory = stage(experiment, ranks)         # where to read from; copies if stage.dir is set
+    with staged(experiment, ranks) as directory:    # copies, if stage.dir is set
+        ...                                         # reads from there
+    purge(experiment, ranks)                        # removes the copies
 
 The training samples are dealt over the nodes, a run of shards to each; the other splits go to every
 node. A directory belongs to one deal (node 3 of 8), so that what another deal left is never mixed
 in. Whatever stops a copy, the next one goes on with the files that are missing.
 """
 
-import fcntl
-import os
-import random
-import re
 import time
-import zlib
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import disk_usage
 
-from stemdl import files
+from stemdl import files, signals
 from stemdl import ranks as ranks_module
 from stemdl.console import progress, say
-from stemdl.data import copying, deal, manifest, shards, stage_report
+from stemdl.data import broadcasting, claims, copying, deal, shards, stage_report
 from stemdl.data.copying import Item
-from stemdl.errors import UserError
+from stemdl.data.stage_plan import DEALT, SPLITS, Share, locate, plan
+from stemdl.errors import Interrupted, UserError
 from stemdl.ranks import Ranks
 from stemdl.schema import Experiment
 
-SPLITS = ("train", "dev", "test")
-DEALT = "train"  # the split of which each node has a part
+Lanes = list[list[Item]]  # files that a rank copies, one list a stream
+Received = Callable[[], str | None]  # the signal that came, if one has
 
 
-@dataclass(frozen=True)
-class Share:
-    """What one node holds: files, and the rows of them that it uses."""
+@contextmanager
+def staged(experiment: Experiment, ranks: Ranks, *, verify: bool = False) -> Iterator[Path]:
+    """Copy the data set to `stage.dir` on every node, and keep it there for the block's length.
 
-    node: int
-    nodes: int
-    target: Path
-    items: list[Item]
-    rows: dict[str, list[tuple[str, int, int]]]  # split -> (file, first row, rows)
+    All ranks call this. No other job purges the copies meanwhile.
 
+    Args:
+        verify: read the copies that are there already, and make damaged ones again.
 
-def stage(experiment: Experiment, ranks: Ranks) -> Path:
-    """Copy the data set to `stage.dir` on every node; all ranks call this.
-
-    Returns:
+    Yields:
         The directory to read from: `data.dir` itself if `stage.dir` is null.
 
     Raises:
         UserError: on all ranks: no data, corrupt source, no space, fewer samples than ranks.
+        Interrupted: on all ranks: a signal came; what is copied stays.
     """
     if experiment.stage.dir is None:
-        return experiment.data.dir
+        yield experiment.data.dir
+        return
     begun = time.perf_counter()
     share = plan(experiment, ranks)
-    with _alone(share.target, ranks):
-        with ranks.together("looking at what is staged"):
-            mine = _my_lanes(experiment, share, ranks)
-            missing = [
-                [item for item in lane if not copying.is_staged(item, _path(share, item))]
-                for lane in mine
-            ]
-        wanted = sum(item.bytes for lane in missing for item in lane)
-        _check_space(experiment, share, wanted, ranks)
-        with ranks.together("staging"):
-            seconds = _copy(experiment, share, missing, ranks)
-        with ranks.together("writing the deal"):
-            if ranks.local_rank == 0:
-                _write_deal(share)
-    done = stage_report.Done(
-        node=share.node,
-        host=ranks_module.host(),
-        directory=share.target,
-        holds=sum(item.bytes for item in share.items),
-        copied=wanted,
-        seconds=seconds,
-        warnings=stage_report.warnings(experiment.data.dir, share.target),
-    )
-    stage_report.publish(experiment.run / "stage.json", done, ranks, time.perf_counter() - begun)
-    return share.target
-
-
-def plan(experiment: Experiment, ranks: Ranks) -> Share:
-    """What this rank's node is to hold. Rank 0 alone looks at the source."""
-    items: list[Item] = []
-    with ranks.together("listing the data set"):
-        if ranks.rank == 0:
-            items = _list(experiment.data.dir)
-        base = _base(experiment)
-    items = ranks.share(items)
-    nodes = deal.nodes(ranks.collect((ranks_module.host(), ranks.local_rank)))
-    node, count = nodes[ranks.rank], max(nodes) + 1
-    by_split = {split: [item for item in items if item.split == split] for split in SPLITS}
-    parts = deal.samples(
-        [item.count for item in by_split[DEALT]], [nodes.count(each) for each in range(count)]
-    )
-    if not all(parts):
-        total = sum(item.count for item in by_split[DEALT])
-        raise UserError(
-            f"{experiment.data.dir / DEALT}: {total} samples are fewer than {count} nodes; "
-            "start fewer nodes"
+    with claims.using(share.target, ranks):
+        with signals.listening() as received:
+            copied, seconds = _fill(experiment, share, ranks, received, verify)
+        done = stage_report.Done(
+            node=share.node,
+            host=ranks_module.host(),
+            directory=share.target,
+            holds=sum(item.bytes for item in share.items),
+            copied=copied,
+            seconds=seconds,
+            warnings=stage_report.warnings(experiment.data.dir, share.target)
+            if ranks.local_rank == 0
+            else [],
         )
-    whole = {split: [(item.name, 0, item.count) for item in by_split[split]] for split in SPLITS}
-    mine = [(by_split[DEALT][shard], first, last) for shard, first, last in parts[node]]
-    rows = whole | {DEALT: [(item.name, first, last - first) for item, first, last in mine]}
-    others = [item for item in items if item.split != DEALT]
-    return Share(
-        node,
-        count,
-        base / f"node-{node}-of-{count}",
-        [item for item, _, _ in mine] + others,
-        {split: rows[split] for split in SPLITS if rows[split]},
+        wall = time.perf_counter() - begun
+        stage_report.publish(experiment.run / "stage.json", done, ranks, wall)
+        yield share.target
+
+
+def stage(experiment: Experiment, ranks: Ranks, *, verify: bool = False) -> Path:
+    """`staged` ahead of the jobs that read the copies."""
+    with staged(experiment, ranks, verify=verify) as directory:
+        return directory
+
+
+def purge(experiment: Experiment, ranks: Ranks) -> None:
+    """Remove the experiment's copies from every node; all ranks call this.
+
+    Only what staging made is removed, and nothing on a node where another job reads or awaits it.
+
+    Raises:
+        UserError: on all ranks: stage.dir is null, or a file cannot be removed.
+    """
+    if experiment.stage.dir is None:
+        raise UserError("stage.dir is null: nothing is staged that could be purged")
+    place = locate(experiment, ranks)
+    freed: int | None = 0
+    with ranks.together("purging"):
+        if ranks.local_rank == 0 and place.target.is_dir():
+            with claims.unused(place.target) as free:
+                freed = _remove(place.target) if free else None
+    found = ranks.collect(freed)
+    used = found.count(None)
+    say(
+        f"stage: purged {files.human_bytes(sum(filter(None, found)))} from {place.count - used} of "
+        f"{place.count} node{'s' if place.count > 1 else ''}: {place.target}"
+        + (f"; {used} kept: another job uses the copies there" if used else ""),
+        rank=ranks.rank,
     )
-
-
-def _list(directory: Path) -> list[Item]:
-    """Every shard of the data set, from the manifest or, without one, from the headers."""
-    listed = manifest.read_manifest(directory) or []
-    records = {record["path"]: record for record in listed}
-    items = []
-    for split in SPLITS:
-        for path in shards.shard_paths(directory, split):
-            record = records.pop(f"{split}/{path.name}", None)
-            if record is None:
-                header = shards.open_shard(path)
-                record = {
-                    "bytes": path.stat().st_size,
-                    "count": header.count,
-                    "checksum": shards.fingerprint(path),
-                }
-            size, count, checksum = (record[key] for key in ("bytes", "count", "checksum"))
-            items.append(Item(split, path.name, size, count, checksum))
-    if records:
-        raise UserError(f"{directory / min(records)}: listed in {manifest.NAME} but not there")
-    if not any(item.split == DEALT for item in items):
-        raise UserError(f"{directory / DEALT}: no shards (*.h5); run stemdl-data simulate")
-    return items
-
-
-def _base(experiment: Experiment) -> Path:
-    """The place of this data set below stage.dir: two data sets of one name stay apart."""
-    directory = Path(os.path.expandvars(experiment.stage.dir or "")).expanduser()
-    unset = re.search(r"\$\w+|\$\{\w+\}", str(directory))
-    if unset:
-        raise UserError(f"stage.dir is {experiment.stage.dir}: {unset[0]} is not set")
-    source = experiment.data.dir.resolve()
-    return directory / f"{source.name}-{zlib.crc32(os.fsencode(source)):08x}"
 
 
 def _path(share: Share, item: Item) -> Path:
     return share.target / item.split / item.name
 
 
-def _my_lanes(experiment: Experiment, share: Share, ranks: Ranks) -> list[list[Item]]:
-    """The files that this rank copies, one list a stream; the node's streams are dealt to ranks."""
+def _fill(
+    experiment: Experiment, share: Share, ranks: Ranks, received: Received, verify: bool
+) -> tuple[int, float]:
+    """Bring the node's directory to what it is to hold: this rank's bytes copied, and seconds."""
+
+    def heed() -> None:
+        """End on all ranks if a signal came to one."""
+        names = [name for name in ranks.collect(received()) if name]
+        if names:
+            raise Interrupted(
+                f"stage: stopped by {names[0]}; what is copied stays: the same command goes on"
+            )
+
+    with claims.alone(share.target, ranks, heed):
+        with ranks.together("removing what a killed job left"):
+            if ranks.local_rank == 0:  # nobody else is writing
+                for split in SPLITS:
+                    copying.remove_unfinished(share.target / split)
+        with ranks.together("looking at what is staged"):
+            lanes = _my_lanes(experiment, share, ranks)
+            missing = _missing(share, lanes, received, verify)
+        heed()
+        wanted = sum(item.bytes for lane in missing for item in lane)
+        _check_space(experiment, share, wanted, ranks)
+        begun = time.perf_counter()
+        if experiment.stage.broadcast and share.nodes > 1:
+            _broadcast(experiment, share, missing, ranks, received)
+            heed()
+            missing = _missing(share, missing, received, verify=False)
+        with ranks.together("staging"):
+            _copy(experiment, share, missing, ranks, received)
+        seconds = time.perf_counter() - begun
+        heed()
+        with ranks.together("writing the deal"):
+            if ranks.local_rank == 0:
+                _write_deal(share)
+    return wanted, seconds
+
+
+def _my_lanes(experiment: Experiment, share: Share, ranks: Ranks) -> Lanes:
+    """The files that this rank sees to; the node's streams are dealt to its ranks."""
     lanes = deal.lanes([item.bytes for item in share.items], experiment.stage.streams)
     return [
         [share.items[place] for place in lane]
@@ -164,45 +154,34 @@ def _my_lanes(experiment: Experiment, share: Share, ranks: Ranks) -> list[list[I
     ]
 
 
-@contextmanager
-def _alone(target: Path, ranks: Ranks) -> Iterator[None]:
-    """Hold every node's directory against other jobs; wait while one of them has it.
+def _missing(share: Share, lanes: Lanes, received: Received, verify: bool) -> Lanes:
+    """The files that have no right copy yet; the lanes are looked through at the same time."""
 
-    All or nothing, so that two jobs never wait for each other. Files that a killed job left
-    half-written are removed: nobody else is writing.
-    """
-    lock: int | None = None
-    with ranks.together("locking the staging directory"):
-        if ranks.local_rank == 0:
-            try:
-                target.mkdir(parents=True, exist_ok=True)
-                lock = os.open(target / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-            except OSError as error:
-                raise UserError(f"{target}: cannot be written ({error.strerror})") from error
-    try:
-        waiting = False
-        while not all(ranks.collect(lock is None or _locked(lock))):
-            if lock is not None:
-                fcntl.flock(lock, fcntl.LOCK_UN)
-            if not waiting:
-                say(f"stage: another job is staging to {target}; waiting for it", rank=ranks.rank)
-            waiting = True
-            time.sleep(ranks.share(random.uniform(0.1, 0.5)))
-        if lock is not None:
-            for left in target.glob("*/.*.tmp"):
-                left.unlink(missing_ok=True)
-        yield
-    finally:
-        if lock is not None:
-            os.close(lock)
+    def look(lane: list[Item]) -> list[Item]:
+        found = []
+        for item in lane:
+            if received():
+                break
+            if not copying.is_staged(item, _path(share, item), read=verify):
+                found.append(item)
+        return found
+
+    with ThreadPoolExecutor(max(1, len(lanes))) as pool:
+        return list(pool.map(look, lanes))
 
 
-def _locked(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+def _broadcast(
+    experiment: Experiment, share: Share, missing: Lanes, ranks: Ranks, received: Received
+) -> None:
+    """Send what every node holds from one reader to all."""
+    broadcasting.broadcast(
+        [item for lane in missing for item in lane if item.split != DEALT],
+        experiment.data.dir,
+        share.target,
+        experiment.stage.block << 20,
+        ranks,
+        stopping=lambda: received() is not None,
+    )
 
 
 def _check_space(experiment: Experiment, share: Share, wanted: int, ranks: Ranks) -> None:
@@ -219,29 +198,33 @@ def _check_space(experiment: Experiment, share: Share, wanted: int, ranks: Ranks
             )
 
 
-def _copy(experiment: Experiment, share: Share, lanes: list[list[Item]], ranks: Ranks) -> float:
-    """Copy each lane in a thread of its own; seconds taken. The first failure ends all."""
-    begun = time.perf_counter()
-    failed = False
+def _copy(
+    experiment: Experiment, share: Share, lanes: Lanes, ranks: Ranks, received: Received
+) -> None:
+    """Copy each lane in a thread of its own. The first failure ends all, and so does a signal."""
+    ended = False
     bar = progress(None, "stage", total=sum(map(len, lanes)), unit="shard", rank=ranks.rank)
 
+    def between() -> None:
+        if ended or received():
+            raise Interrupted
+
     def run(lane: list[Item]) -> None:
-        nonlocal failed
         for item in lane:
-            if failed:
-                return
-            try:
-                source = experiment.data.dir / item.split / item.name
-                copying.copy(item, source, _path(share, item), experiment.stage.block << 20)
-            except BaseException:
-                failed = True
-                raise
+            between()
+            source, block = experiment.data.dir / item.split / item.name, experiment.stage.block
+            copying.copy(item, source, _path(share, item), block << 20, between)
             bar.update()
 
     with bar, ThreadPoolExecutor(max(1, len(lanes))) as pool:
-        for future in [pool.submit(run, lane) for lane in lanes]:
-            future.result()
-    return time.perf_counter() - begun
+        copies = [pool.submit(run, lane) for lane in lanes]
+        try:
+            wait(copies, return_when=FIRST_EXCEPTION)
+        finally:
+            ended = True
+    for each in copies:
+        with suppress(Interrupted):
+            each.result()
 
 
 def _write_deal(share: Share) -> None:
@@ -252,3 +235,20 @@ def _write_deal(share: Share) -> None:
         "splits": share.rows,
     }
     files.write_json(share.target / shards.DEAL_NAME, shards.DEAL, content)
+
+
+def _remove(target: Path) -> int:
+    """Remove the copies in a node's directory, and the directory if nothing else is in it.
+
+    Returns:
+        Bytes that are free now.
+    """
+    try:
+        (target / shards.DEAL_NAME).unlink(missing_ok=True)  # first: what is left is not whole
+        freed = sum(copying.remove_copies(target / split) for split in SPLITS)
+    except OSError as error:
+        raise UserError(f"{error.filename}: cannot be removed ({error.strerror})") from error
+    for directory in (*(target / split for split in SPLITS), target):
+        with suppress(OSError):  # holds files of others, or is not there
+            directory.rmdir()
+    return freed

@@ -16,9 +16,9 @@ import numpy as np
 
 import stemdl
 from stemdl import files
-from stemdl.data import shards, staging
+from stemdl.data import shards, stage_plan
 from stemdl.data.shards import Shard
-from stemdl.data.staging import SPLITS
+from stemdl.data.stage_plan import SPLITS
 from stemdl.errors import UserError
 from stemdl.ranks import Ranks, host
 from stemdl.reduction import levers
@@ -196,7 +196,7 @@ def storage(experiment: Experiment, ranks: Ranks) -> str:
     """stage.dir is a disk of the node's own, with room for the node's share of the data."""
     if experiment.stage.dir is None:
         return "no staging (stage.dir is null): ranks read data.dir itself"
-    share = staging.plan(experiment, ranks)
+    share = stage_plan.plan(experiment, ranks)
     base = share.target.parent
     probe = base / f".check-{host()}-{ranks.local_rank}"
     fault, speed = None, 0.0

@@ -23,7 +23,7 @@ from pathlib import Path
 from stemdl import command, files, ranks
 from stemdl.errors import UserError
 from stemdl.launch import chain, job
-from stemdl.training.interruption import SIGNALS
+from stemdl.signals import SIGNALS
 
 # In RUN, but not the trainer's: written on the shared file system by jobs and schedulers.
 NOT_MIRRORED = {job.SCRIPT, job.LOGS, chain.CHAIN, chain.QUEUE, "report"}

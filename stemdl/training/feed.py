@@ -1,10 +1,11 @@
 """What a rank trains and validates on: its splits, their normalisation and its batches."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import tensorflow as tf
 
-from stemdl.data import normalise, pipeline, shards, staging, trained_on
+from stemdl.data import normalise, pipeline, shards, trained_on
 from stemdl.data.normalise import Normaliser
 from stemdl.data.shards import Split
 from stemdl.errors import UserError
@@ -53,8 +54,8 @@ class Feed:
         )
 
 
-def open_feed(experiment: Experiment, ranks: Ranks) -> Feed:
-    """Stage the data if the experiment says so, open it, and agree on it between ranks.
+def open_feed(experiment: Experiment, ranks: Ranks, directory: Path) -> Feed:
+    """Open the data in `directory` (data.dir, or where it was staged) and agree on it.
 
     The statistics of the run (RUN/normalisation.npz) are measured on the training split once, and
     the kind of data is kept for whoever brings the network other data (RUN/data.json).
@@ -62,10 +63,9 @@ def open_feed(experiment: Experiment, ranks: Ranks) -> Feed:
     Raises:
         UserError: on all ranks: no data, damaged shards, no potentials, too few samples.
     """
-    directory = staging.stage(experiment, ranks)
+    train = _supervised(shards.open_split(directory, "train", ranks))
+    dev = _supervised(shards.open_split(directory, "dev", ranks))
     with ranks.together("opening the data"):
-        train = _supervised(shards.open_split(directory, "train"))
-        dev = _supervised(shards.open_split(directory, "dev"))
         if (train.cbed_shape, train.potential_shape) != (dev.cbed_shape, dev.potential_shape):
             raise UserError(
                 f"{dev.directory / dev.name}: patterns {dev.cbed_shape} and potential "

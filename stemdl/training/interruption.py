@@ -1,17 +1,16 @@
 """How a run ends early: signals of batch systems, a wall-clock budget, or a rank that is gone."""
 
+import math
 import os
-import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 
+from stemdl import signals
 from stemdl.ranks import Ranks
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 CHECK_SECONDS = 2.0
 
 
@@ -28,7 +27,7 @@ class Interruption:
         self._ranks = ranks
         self._started = started
         self._limit = wall_limit
-        self._received: int | None = None
+        self._received: Callable[[], str | None] = lambda: None
         self._next_check = 0
         self._pace = 1  # steps between checks
         self._last: tuple[float, int] | None = None  # time and step of the last check
@@ -36,15 +35,8 @@ class Interruption:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Catch SIGTERM, SIGUSR1 and SIGUSR2 for the length of the block."""
-        before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
-        try:
+        with signals.listening() as self._received:
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._received = number
 
     def due(self, step: int) -> bool:
         """Do the ranks compare notes at this step? The same answer on every rank."""
@@ -57,7 +49,7 @@ class Interruption:
             step: steps done.
             reserve: time to keep for the last checkpoint within the wall limit [s].
         """
-        notes = self._ranks.collect((self._received, time.time()))
+        notes = self._ranks.collect((self._received(), time.time()))
         now = notes[0][1]
         if self._last is not None and step > self._last[1]:
             seconds_a_step = (now - self._last[0]) / (step - self._last[1])
@@ -66,9 +58,9 @@ class Interruption:
             self._pace = max(1, min(wanted, 2 * self._pace))
         self._last = (now, step)
         self._next_check = step + self._pace
-        signals = [number for number, _ in notes if number is not None]
-        if signals:
-            return signal.Signals(signals[0]).name, now
+        received = [name for name, _ in notes if name is not None]
+        if received:
+            return received[0], now
         if self._limit is not None and now - self._started + reserve >= self._limit:
             return f"train.wall_limit ({self._limit:g} s)", now
         return None, now
@@ -82,15 +74,16 @@ class Watchdog:
 
     def __init__(self, limit: float, ranks: Ranks) -> None:
         """`limit`: longest time between two beats [s]."""
-        self._limit = limit
+        self._usual = self._limit = limit
         self._ranks = ranks
         self._beat = time.monotonic()
         self._doing = "starting"
         self._done = threading.Event()
 
-    def beat(self, doing: str) -> None:
-        """Something moved; `doing` names what comes next."""
+    def beat(self, doing: str, *, patient: bool = False) -> None:
+        """Something moved; `doing` names what comes next, which may take any time if `patient`."""
         self._beat, self._doing = time.monotonic(), doing
+        self._limit = math.inf if patient else self._usual
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -104,12 +97,12 @@ class Watchdog:
             thread.join()
 
     def _watch(self) -> None:
-        while not self._done.wait(min(1.0, self._limit / 4)):
+        while not self._done.wait(min(1.0, self._usual / 4)):
             silent = time.monotonic() - self._beat
             if silent > self._limit:
                 print(
                     f"stemdl: rank {self._ranks.rank}: {self._doing} has taken {silent:.0f} s "
-                    f"(train.stall_limit is {self._limit:g} s): another rank is probably gone. "
+                    f"(train.stall_limit is {self._usual:g} s): another rank is probably gone. "
                     "Stopping; run the same command again to resume from the last checkpoint.",
                     file=sys.stderr,
                     flush=True,

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from stemdl import config, files, logs
 from stemdl.console import progress, say
-from stemdl.data import pipeline
+from stemdl.data import pipeline, staging
 from stemdl.errors import EXIT_USER_ERROR, UserError
 from stemdl.network import flops
 from stemdl.ranks import Ranks, stop_all
@@ -52,6 +52,7 @@ def train(experiment: Experiment, ranks: Ranks, *, started: float | None = None)
 
     Raises:
         UserError: on all ranks alike, for whatever the user can mend.
+        Interrupted: on all ranks, when a signal comes while the data are being staged.
     """
     settings = experiment.train
     interruption = Interruption(
@@ -63,12 +64,19 @@ def train(experiment: Experiment, ranks: Ranks, *, started: float | None = None)
         with ranks.together("starting Horovod"):
             devices.set_up(settings, experiment.seed, ranks)
             levers.start(experiment.reduction, ranks, profile=settings.profile_steps > 0)
-        # 2. Data: staged if wanted, opened and agreed on.
-        watchdog.beat("opening the data")
-        feed = open_feed(experiment, ranks)
-        # 3. Network, optimizer, loss scaler and steps; 4. the last checkpoint, if there is one.
-        watchdog.beat("building the network")
-        return Trainer(experiment, ranks, feed, interruption, watchdog, warnings).run()
+        # 2. Data: staged if wanted, however long that takes, opened and agreed on.
+        watchdog.beat("staging the data", patient=True)
+        with staging.staged(experiment, ranks) as directory:
+            watchdog.beat("opening the data")
+            feed = open_feed(experiment, ranks, directory)
+            # 3. Network, optimizer, loss scaler, steps; 4. the last checkpoint, if there is one.
+            watchdog.beat("building the network")
+            outcome = Trainer(experiment, ranks, feed, interruption, watchdog, warnings).run()
+        # 5. Room for the next job, if the run is done.
+        stage = experiment.stage
+        if stage.dir is not None and stage.purge and outcome.stopped is None:
+            staging.purge(experiment, ranks)
+        return outcome
 
 
 class Trainer:

@@ -56,3 +56,14 @@ def test_nodes_of_ranks_placed_in_blocks_in_turns_and_in_containers():
     assert deal.nodes(turns) == [0, 1, 0, 1]
     containers = [("localhost", 0), ("localhost", 1), ("localhost", 0), ("localhost", 1)]
     assert deal.nodes(containers) == [0, 0, 1, 1]
+
+
+def test_nodes_of_all_ranks_of_summit_in_any_placement():
+    """In time for a start: a search through the nodes for each rank would take minutes."""
+    nodes, each = 4600, 6
+    blocks = [(f"node{rank // each}", rank % each) for rank in range(nodes * each)]
+    assert deal.nodes(blocks) == [rank // each for rank in range(nodes * each)]
+    turns = [(f"node{rank % nodes}", rank // nodes) for rank in range(nodes * each)]
+    assert deal.nodes(turns) == [rank % nodes for rank in range(nodes * each)]
+    names = [("localhost", rank % each) for rank in range(nodes * each)]
+    assert deal.nodes(names) == [rank // each for rank in range(nodes * each)]

@@ -48,9 +48,9 @@ def copies(monkeypatch):
     names = []
     pour = copying._pour
 
-    def counting(source, target, block):
+    def counting(source, *rest):
         names.append(f"{source.parent.name}/{source.name}")
-        return pour(source, target, block)
+        return pour(source, *rest)
 
     monkeypatch.setattr(copying, "_pour", counting)
     return names
@@ -138,8 +138,8 @@ def test_a_truncated_source_is_blamed_on_the_source(data):
 def test_a_passing_fault_is_read_again(data, monkeypatch):
     pour, faults = copying._pour, ["train/00001.h5"]
 
-    def faulty(source, target, block):
-        checksum = pour(source, target, block)
+    def faulty(source, target, *rest):
+        checksum = pour(source, target, *rest)
         if f"{source.parent.name}/{source.name}" in faults:
             faults.clear()
             flip_byte(target, shards.open_shard(source).cbed_offset)
@@ -193,11 +193,11 @@ def test_disk_full_in_the_middle(data, copies, monkeypatch):
     """Another program may fill the disk meanwhile."""
     counting = copying._pour
 
-    def full(source, target, block):
+    def full(source, target, *rest):
         if len(copies) == 3:
             target.write_bytes(b"half")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return counting(source, target, block)
+        return counting(source, target, *rest)
 
     monkeypatch.setattr(copying, "_pour", full)
     with pytest.raises(UserError, match="disk full while copying"):
@@ -259,7 +259,7 @@ def test_wrong_places(listed):
     with pytest.raises(UserError, match=r"\$NOT_SET_HERE is not set"):
         stage(listed, dir="/tmp/$NOT_SET_HERE/data")
     (listed.parent / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be written"):
+    with pytest.raises(UserError, match="cannot be made"):
         stage(listed, dir=str(listed.parent / "file" / "below"))
     (listed / "train" / "00001.h5").unlink()
     with pytest.raises(UserError, match=r"00001\.h5: listed in manifest\.json but not there"):

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.mpi
 STAGING = """
 import dataclasses, json, os, signal, sys, time
 from stemdl import command, config, ranks
-from stemdl.data import copying, staging
+from stemdl.data import copying, stage_plan, staging
 
 def main():
     here = ranks.discover()
@@ -24,9 +24,9 @@ def main():
     here = dataclasses.replace(here, local_rank=here.rank % each, local_size=each)
     experiment = config.load(sys.argv[1])
     names, pour = [], copying._pour
-    def counting(source, target, block):
+    def counting(source, *rest):
         names.append(f"{source.parent.name}/{source.name}")
-        return pour(source, target, block)
+        return pour(source, *rest)
     copying._pour = counting
     scope = globals() | locals()
     exec(sys.argv[3], scope)
@@ -132,12 +132,12 @@ def test_a_corrupt_source_stops_all_ranks_with_one_line(tmp_path, data):
 
 def test_a_rank_killed_in_the_middle_loses_only_what_it_was_copying(tmp_path, data):
     kill = """
-def killed(source, target, block):
+def killed(source, target, *rest):
     if here.rank == 1 and len(names) == 1:
         target.write_bytes(b"half")
         time.sleep(1)
         os.kill(os.getpid(), signal.SIGKILL)
-    return counting(source, target, block)
+    return counting(source, target, *rest)
 copying._pour = killed
 """
     done = start(tmp_path, 2, 2, kill)
@@ -170,12 +170,151 @@ def test_a_job_waits_for_another_that_stages_to_the_same_place(tmp_path, data):
     hold = """
 import fcntl, threading
 if here.rank == 1:  # the directory of node 1 is another job's for a second
-    node = staging._base(experiment) / "node-1-of-2"
-    node.mkdir(parents=True, exist_ok=True)
-    held = os.open(node / ".lock", os.O_RDWR | os.O_CREAT)
+    base = stage_plan._base(experiment)
+    base.mkdir(parents=True, exist_ok=True)
+    held = os.open(base / ".node-1-of-2.lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(held, fcntl.LOCK_EX)
     threading.Timer(1, os.close, [held]).start()
 """
     done = start(tmp_path, 2, 1, hold)
     result(done)
     assert "another job is staging" in done.stdout
+
+
+# Nodes of one rank each; files travel in blocks of 1000 bytes.
+SMALL_BLOCKS = """
+from stemdl.data import broadcasting
+blocks = broadcasting._blocks
+broadcasting._blocks = lambda item, source, block, leaders: blocks(item, source, 1000, leaders)
+"""
+
+
+@pytest.mark.parametrize("listed", [True, False], ids=["manifest", "no manifest"])
+def test_what_every_node_holds_is_read_once_and_sent(tmp_path, data, listed):
+    write_split(data, "test", (3, 2), 9)
+    (data / "manifest.json").unlink()
+    if listed:
+        records = [manifest.shard_record(path) for path in sorted(data.glob("*/*.h5"))]
+        files.write_json(data / manifest.NAME, manifest.SCHEMA, {"shards": records})
+    everyone = result(start(tmp_path, 3, 1, SMALL_BLOCKS, broadcast=True))
+    for rank, each in enumerate(everyone):
+        assert all(name.startswith("train/") for name in each["copied"])
+        for name in ("dev/00000.h5", "test/00000.h5", "test/00001.h5"):
+            assert Path(each["directory"], name).read_bytes() == (data / name).read_bytes(), rank
+    Path(everyone[2]["directory"], "dev/00000.h5").unlink()
+    again = result(start(tmp_path, 3, 1, SMALL_BLOCKS, broadcast=True))
+    assert [each["copied"] for each in again] == [[], [], []]
+    assert "dev/00000.h5" in staged(Path(again[2]["directory"]))
+
+
+FULL = """
+import errno
+write = copying._write
+def full(blocks, target):
+    if here.rank == 1 and ".00000.h5." in target.name and target.parent.name == "dev" and TIMES:
+        TIMES.pop()
+        next(iter(blocks))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return write(blocks, target)
+copying._write = full
+"""
+
+
+def test_a_disk_full_on_one_node_does_not_disturb_the_others(tmp_path, data):
+    passing = SMALL_BLOCKS + FULL.replace("TIMES", "times").replace("import", "times = [1]; import")
+    everyone = result(start(tmp_path, 3, 1, passing, broadcast=True))
+    assert [each["copied"].count("dev/00000.h5") for each in everyone] == [0, 1, 0]
+    for each in everyone:
+        path = Path(each["directory"], "dev/00000.h5")
+        assert path.read_bytes() == (data / "dev/00000.h5").read_bytes()
+        path.unlink()
+    lasting = passing.replace("[1]", "[1, 1]")
+    done = start(tmp_path, 3, 1, lasting, broadcast=True)
+    assert done.returncode == 2
+    assert done.stderr.count("rank 1: ") == done.stderr.count("disk full while copying") == 1
+    for rank in (0, 2):
+        assert (Path(everyone[rank]["directory"]) / "dev/00000.h5").exists()
+
+
+def test_a_bad_source_is_blamed_after_a_broadcast_as_well(tmp_path, data):
+    path = data / "dev" / "00000.h5"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1000])
+    short = start(tmp_path, 2, 1, SMALL_BLOCKS, broadcast=True)
+    assert short.returncode == 2
+    assert short.stderr.count(f"{path}: has {len(content) - 1000} bytes, wanted") == 1
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    corrupt = start(tmp_path, 2, 1, SMALL_BLOCKS, broadcast=True)
+    assert corrupt.returncode == 2
+    assert corrupt.stderr.count(f"{path}: checksum is") == 1
+    assert not list((tmp_path / "nvme").rglob("dev/00000.h5"))
+
+
+SIGNAL = """
+def signalled(source, target, *rest):
+    if here.rank == 1 and len(names) == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.2)
+    return counting(source, target, *rest)
+copying._pour = signalled
+"""
+
+
+def test_a_signal_to_one_rank_stops_all_and_the_next_run_goes_on(tmp_path, data):
+    done = start(tmp_path, 2, 2, SIGNAL)
+    assert done.returncode == 75, done.stderr
+    assert done.stderr.count("stage: stopped by SIGTERM; what is copied stays") == 1
+    assert "Traceback" not in done.stderr
+    target = next((tmp_path / "nvme").glob("*/node-0-of-1"))
+    finished = staged(target)
+    assert 1 <= len(finished) < 4
+    assert not list(target.rglob("*.tmp"))
+    first, second = result(start(tmp_path, 2, 2))
+    assert sorted(finished + first["copied"] + second["copied"]) == staged(data)
+
+
+def test_a_signal_ends_a_broadcast_after_the_file_at_hand(tmp_path, data):
+    write_split(data, "test", (3, 2), 9)
+    (data / "manifest.json").unlink()
+    before = """
+from stemdl.data import broadcasting
+send = broadcasting._send
+def signalled(*arguments):
+    if here.rank == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    send(*arguments)
+broadcasting._send = signalled
+"""
+    done = start(tmp_path, 3, 1, before, broadcast=True)
+    assert done.returncode == 75, done.stderr
+    directories = sorted((tmp_path / "nvme").glob("*/node-*"))
+    assert [staged(each) for each in directories] == [["dev/00000.h5"]] * 3
+
+
+PURGE = """
+import fcntl
+if here.rank == 1:  # another job reads there
+    use = directory.with_name(f".{directory.name}.use")
+    held = os.open(use, os.O_RDWR)
+    fcntl.flock(held, fcntl.LOCK_SH)
+here.barrier()
+staging.purge(experiment, here)
+found["there"] = directory.exists()
+"""
+
+
+def test_purge_on_several_nodes_keeps_what_is_used(tmp_path, data):
+    done = start(tmp_path, 2, 1, after=PURGE)
+    assert [each["there"] for each in result(done)] == [False, True]
+    assert "from 1 of 2 nodes" in done.stdout
+    assert "1 kept: another job uses the copies there" in done.stdout
+
+
+def test_training_purges_what_it_staged(tiny_experiment, tiny_data, tmp_path):
+    stage = [f"stage.dir={tmp_path}/nvme", "stage.keep_free=0", "stage.purge=true"]
+    train = ["-m", "stemdl", "train", str(tiny_experiment), "train.epochs=1", *stage]
+    done = run_ranks(2, train)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("stage: purged ")
+    assert list((tmp_path / "nvme").rglob("*.h5")) == []
+    assert len(list(tiny_data.rglob("*.h5"))) == 4
