@@ -14,6 +14,7 @@ EXAMPLES = """examples:
   stemdl-data simulate configs/demo.yaml                    on all cores of this machine
   stemdl-data simulate configs/demo.yaml simulate.dose=1e4 data.dir=data/noisy
   mpirun -n 64 stemdl-data simulate configs/demo.yaml       over MPI ranks; the same bytes
+  stemdl-data simulate configs/summit.yaml --dry-run        how long it would take here
   stemdl-data import scan.dm4 --to data/mine --match runs/demo --scan-step 0.4
                                                             for stemdl predict runs/demo
   stemdl-data inspect data/demo --png look.png              what is in a data set
@@ -47,6 +48,9 @@ def parser() -> argparse.ArgumentParser:
     simulate.add_argument("config", metavar="CONFIG", help="experiment file (YAML)")
     simulate.add_argument(
         "overrides", metavar="key=value", nargs="*", help="such as simulate.samples.train=5000"
+    )
+    simulate.add_argument(
+        "--dry-run", action="store_true", help="say what there is to make and how long it takes"
     )
     simulate.set_defaults(run=_simulate)
 
@@ -85,12 +89,16 @@ def _simulate(options: argparse.Namespace) -> int:
 
     here = ranks.discover()
     experiment = config.load(options.config, options.overrides)
-    done = simulate(experiment, here)
+    done = simulate(experiment, here, dry_run=options.dry_run)
+    kept = f"; kept {done['kept']} finished shards" if done["kept"] else ""
+    if options.dry_run:
+        say(f"{done['directory']}: nothing was written{kept}", rank=here.rank)
+        return 0
     rate = done["samples"] / max(done["seconds"], 1e-9)
     say(
         f"{done['directory']}: made {done['samples']} samples, "
-        f"{files.human_bytes(done['bytes'])} in {done['seconds']:.0f} s ({rate:.2f} samples/s)"
-        + (f"; kept {done['kept']} finished shards" if done["kept"] else ""),
+        f"{files.human_bytes(done['bytes'])} in {done['seconds']:.0f} s ({rate:.2f} samples/s); "
+        f"simulating took {done['making']:.0f} s, expected {done['expected']:.0f} s{kept}",
         rank=here.rank,
     )
     return 0

@@ -65,7 +65,7 @@ class Sample:
 def simulate_sample(recipe: Recipe, material: Material, split: str, index: int) -> Sample:
     """One sample; the same for the same arguments, wherever it is made."""
     settings = recipe.settings
-    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([settings.seed, index])))
+    rng = _generator(settings.seed, index)
     scene = draw(recipe, material, split, rng)
     patterns, projected = image(scene, settings)
     record = np.zeros((), shards.SAMPLE)
@@ -96,13 +96,7 @@ def draw(recipe: Recipe, material: Material, split: str, rng: np.random.Generato
     """What is simulated, drawn from the ranges of the settings."""
     settings = recipe.settings
     lattice, numbers, formula = _draw_elements(recipe, material, split, rng)
-    optics = Optics(
-        energy=rng.uniform(*settings.energy),
-        semi_angle=rng.uniform(*settings.semi_angle),
-        defocus=rng.uniform(*settings.defocus),
-        cs=rng.uniform(*settings.cs),
-    )
-    thickness = rng.uniform(*settings.thickness)
+    optics, thickness = _draw_optics(settings, rng), rng.uniform(*settings.thickness)
     dose = np.nan if settings.dose is None else np.exp(rng.uniform(*np.log(settings.dose)))
     zone_axis = draw_zone_axis(material, settings.max_zone_index, rng)
     specimen = cut(
@@ -116,6 +110,17 @@ def draw(recipe: Recipe, material: Material, split: str, rng: np.random.Generato
         rng,
     )
     return Scene(specimen, formula, optics, thickness, dose)
+
+
+def drawn_thickness(recipe: Recipe, material: Material, split: str, index: int) -> float:
+    """The thickness that `simulate_sample` draws with these arguments [Å]."""
+    settings = recipe.settings
+    if settings.thickness[0] == settings.thickness[1]:
+        return settings.thickness[0]
+    rng = _generator(settings.seed, index)
+    _draw_elements(recipe, material, split, rng)
+    _draw_optics(settings, rng)
+    return rng.uniform(*settings.thickness)
 
 
 def image(scene: Scene, settings: schema.Simulate) -> tuple[np.ndarray, np.ndarray]:
@@ -255,6 +260,20 @@ def check(settings: schema.Simulate) -> None:
                 f"simulate.potential_pixel: the field of {width:g} Å holds {pixels:g} pixels of "
                 f"{settings.potential_pixel:g} Å, wanted a whole number"
             )
+
+
+def _generator(seed: int, index: int) -> np.random.Generator:
+    """A sample's own random numbers."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, index])))
+
+
+def _draw_optics(settings: schema.Simulate, rng: np.random.Generator) -> Optics:
+    return Optics(
+        energy=rng.uniform(*settings.energy),
+        semi_angle=rng.uniform(*settings.semi_angle),
+        defocus=rng.uniform(*settings.defocus),
+        cs=rng.uniform(*settings.cs),
+    )
 
 
 def _draw_elements(

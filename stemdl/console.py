@@ -16,6 +16,14 @@ def say(message: str, *, rank: int = 0) -> None:
         sys.stdout.flush()
 
 
+def duration(seconds: float) -> str:
+    """3725 -> '1 h 2 min'; seconds below a minute."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
 def progress(
     items: Iterable[Item] | None,
     what: str,

@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
+from stemdl.console import duration
 from stemdl.errors import UserError
 from stemdl.launch import progress
-from stemdl.launch.status import duration
 
 # Scores of report/metrics.json in the table: heading, path in the split's section, format.
 SCORES = (

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from stemdl import config
+from stemdl.console import duration
 from stemdl.errors import UserError
 from stemdl.launch import chain, progress
 from stemdl.schema import Experiment
@@ -62,14 +63,6 @@ def split(clock: dict[str, float]) -> str:
     parts = sorted(clock.items(), key=lambda part: -part[1])
     shares = ", ".join(f"{name} {seconds / whole:.0%}" for name, seconds in parts if seconds > 0)
     return f"{duration(whole)}: {shares}"
-
-
-def duration(seconds: float) -> str:
-    """3725 -> '1 h 2 min'; seconds below a minute."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _state(done: bool, jobs: dict[str, Any] | None, silent: float) -> str:

@@ -98,6 +98,50 @@ def test_missing_shards_are_made_again_and_others_kept(made, tmp_path):
     assert (copy / "train/00000.h5").stat().st_mtime_ns == kept
 
 
+def test_a_dry_run_says_all_and_writes_nothing(made, tmp_path, capsys):
+    path, *_ = made
+    arguments = ["simulate", str(path), f"data.dir={tmp_path / 'data'}", "--dry-run"]
+    assert cli.main(arguments) == 0
+    said = capsys.readouterr().out
+    assert "to make: 10 samples in 6 shards" in said and "samples/hour a core" in said
+    assert "nothing was written" in said
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_manifest_remembers_what_was_made(made, tmp_path, capsys):
+    """A kept shard that rotted since is not listed with a new checksum, so verify finds it."""
+    path, directory, _ = made
+    copy = tmp_path / "data"
+    shutil.copytree(directory, copy)
+    (copy / "train/00001.h5").unlink()
+    damage(copy / "train/00000.h5")
+    assert cli.main(["simulate", str(path), f"data.dir={copy}", "simulate.workers=1"]) == 0
+    assert (copy / manifest.NAME).read_bytes() == (directory / manifest.NAME).read_bytes()
+    assert cli.main(["verify", str(copy)]) == 2
+    assert "train/00000.h5" in capsys.readouterr().err
+
+
+def test_shards_without_a_manifest_are_verified_before_they_are_listed(made, tmp_path, capsys):
+    path, directory, _ = made
+    copy = tmp_path / "data"
+    shutil.copytree(directory, copy)
+    (copy / manifest.NAME).unlink()
+    damage(copy / "train/00000.h5")
+    arguments = ["simulate", str(path), f"data.dir={copy}", "simulate.workers=1"]
+    assert cli.main(arguments) == 2
+    assert "cbed rows 0 to 1 are corrupt" in capsys.readouterr().err
+    (copy / "train/00000.h5").unlink()
+    assert cli.main(arguments) == 0
+    assert contents(copy) == contents(directory)
+
+
+def damage(shard: Path) -> None:
+    offset = shards.open_shard(shard).cbed_offset
+    content = bytearray(shard.read_bytes())
+    content[offset + 5] ^= 1
+    shard.write_bytes(content)
+
+
 def test_a_data_set_can_grow(made, tmp_path):
     """Samples that were there stay what they were; a short last shard is filled up."""
     path, directory, _ = made
