@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from stemdl import files
-from stemdl.data import manifest, shards
+from stemdl.data import copying, manifest, shards
 from stemdl.data.shards import Shard
 from stemdl.errors import UserError
 
@@ -26,16 +27,27 @@ def shard_paths(path: Path) -> list[Path]:
         return [path]
     found = sorted(path.glob("*/*.h5")) or sorted(path.glob("*.h5"))
     if not found:
-        raise UserError(f"{path}: no shard file, and no directory with shards (*.h5, */*.h5)")
+        copies = [each for up in ("*", "*/*") for each in path.glob(f"{up}/{shards.DEAL_NAME}")]
+        raise UserError(
+            f"{path}: no shard file, and no directory with shards (*.h5, */*.h5)"
+            + (f"; staged copies are in {copies[0].parent}" if copies else "")
+        )
     return found
 
 
 def check_manifest(path: Path, found: list[Path]) -> str:
-    """Compare a data directory with its manifest; returns a line about it.
+    """Compare a data directory with its manifest, or copies on a node with what was staged.
+
+    Returns:
+        A line about it.
 
     Raises:
         UserError: a listed shard is missing or differs, or a shard is not listed.
     """
+    deal = shards.read_deal(path) if path.is_dir() else None
+    if deal is not None:
+        _check_copies(path, deal)
+        return f"all that node {deal['node']} of {deal['nodes']} needs, as it was staged"
     records = manifest.read_manifest(path) if path.is_dir() else None
     if records is None:
         return "no manifest"
@@ -48,6 +60,13 @@ def check_manifest(path: Path, found: list[Path]) -> str:
         if manifest.checksum(shard) != record["checksum"]:
             raise UserError(f"{shard}: differs from {manifest.NAME}; make or copy it again")
     return f"all as in {manifest.NAME}"
+
+
+def _check_copies(path: Path, deal: dict[str, Any]) -> None:
+    """Every shard that the node needs is there, and is what was copied, byte by byte."""
+    for split, rows in deal["splits"].items():
+        for name, *_ in rows:
+            copying.check_copy(path / split / name)
 
 
 def describe(path: Path) -> Iterator[str]:

@@ -52,6 +52,19 @@ def is_staged(item: Item, target: Path, *, read: bool = False) -> bool:
     return True
 
 
+def check_copy(target: Path) -> None:
+    """Compare every byte of a copy with its receipt.
+
+    Raises:
+        UserError: the copy or its receipt is missing, or they differ.
+    """
+    remedy = "run stemdl stage CONFIG --verify"
+    if not target.exists():
+        raise UserError(f"{target}: is in {shards.DEAL_NAME} but missing; {remedy}")
+    if manifest.checksum(target) != files.read_json(_receipt(target), RECEIPT)["checksum"]:
+        raise UserError(f"{target}: is not what was copied (checksum differs); {remedy}")
+
+
 def copy(
     item: Item,
     source: Path,

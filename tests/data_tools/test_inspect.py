@@ -1,5 +1,6 @@
 """Looking at data sets, and finding damage."""
 
+import os
 import shutil
 
 import matplotlib.image
@@ -7,7 +8,9 @@ import numpy as np
 import pytest
 
 from data_tools import cli, inspect
-from stemdl.data import manifest
+from stemdl import config
+from stemdl.data import manifest, shards, staging
+from stemdl.ranks import Ranks
 
 
 @pytest.fixture
@@ -87,6 +90,51 @@ def test_damage_is_found(data, kind, capsys):
     damage, message = DAMAGE[kind]
     damage(data)
     assert cli.main(["verify", str(data)]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+@pytest.fixture
+def staged(data, tmp_path):
+    tree = {
+        "run": str(tmp_path / "run"),
+        "data": {"dir": str(data)},
+        "stage": {"dir": str(tmp_path / "nvme"), "keep_free": 0},
+    }
+    return staging.stage(config.build(tree, "test"), Ranks())
+
+
+def test_copies_on_a_node_verify(staged, capsys):
+    assert cli.main(["verify", str(staged)]) == 0
+    assert "4 shards are whole; all that node 0 of 1 needs, as it" in capsys.readouterr().out
+    assert cli.main(["inspect", str(staged)]) == 0
+    assert "4 shards, 36 samples" in capsys.readouterr().out
+    assert cli.main(["verify", str(staged.parent.parent)]) == 2
+    assert f"staged copies are in {staged}" in capsys.readouterr().err
+
+
+def change_between_the_arrays(staged):
+    """A byte that no block of rows covers; the time stamp stays."""
+    path = staged / "train/00001.h5"
+    status = path.stat()
+    with open(path, "r+b") as file:
+        file.seek(shards.open_shard(path).cbed_offset - 1)
+        file.write(b"\x55")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+DAMAGED_COPY = {
+    "flipped bit": (flip_a_byte, "train/00001.h5: cbed rows"),
+    "between": (change_between_the_arrays, "train/00001.h5: is not what was copied"),
+    "lost": (lambda staged: (staged / "dev/00000.h5").unlink(), "is in deal.json but missing; run"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED_COPY)
+def test_damaged_copies_are_found(staged, kind, capsys):
+    damage, message = DAMAGED_COPY[kind]
+    damage(staged)
+    assert cli.main(["verify", str(staged)]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
 

@@ -7,6 +7,7 @@ import pytest
 import yaml
 from conftest import run_ranks, write_split
 
+from data_tools import cli
 from stemdl import files
 from stemdl.data import manifest
 
@@ -110,6 +111,8 @@ def test_nodes_hold_different_samples_and_one_normalisation(tmp_path, data):
     dev = ["dev/00000.h5"]
     assert staged(Path(first["directory"])) == [*dev, "train/00000.h5", "train/00001.h5"]
     assert staged(Path(second["directory"])) == [*dev, "train/00001.h5", "train/00002.h5"]
+    for each in (first, second):
+        assert cli.main(["verify", each["directory"]]) == 0
     used = [tuple(sample) for sample in first["seen"] + second["seen"]]
     assert len(set(used)) == len(used) == 16  # 4 steps x 2 ranks x batch 2
     assert first["statistics"] == second["statistics"]
