@@ -111,6 +111,11 @@ class Simulate(Section):
     workers: PositiveInt | None = Field(
         None, description="processes to simulate with when started without MPI; null: all cores"
     )
+    stall_limit: PositiveFloat | None = Field(
+        None,
+        description="a rank that is done stops the job when the others finish no shard for this "
+        "long: one is lost [s]; null: 300 s and three times what a shard should take",
+    )
 
 
 class Data(Section):
