@@ -64,7 +64,7 @@ def test_memory_is_no_staging_disk(experiment):
 def test_a_disk_that_another_node_sees_is_shared(experiment, tmp_path):
     """The other node's probe file turns up in our directory."""
     disk = experiment(f"stage.dir={tmp_path / 'disk'}")
-    (base,) = {checks.staging.plan(disk, Ranks()).target.parent}
+    (base,) = {checks.stage_plan.plan(disk, Ranks()).target.parent}
     base.mkdir(parents=True)
     strange = ".check-othernode-0"
     (base / strange).write_bytes(b"")
