@@ -1,6 +1,7 @@
 """What the planners bring on real Horovod ranks, with a quick and with a rate-limited network.
 
     python benchmarks/grouping.py [--ranks 2 4 8 16] [--megabits 200] [--rounds 7]
+    python benchmarks/grouping.py --levers --ranks 8
     python benchmarks/grouping.py --negotiation
 
 The device is emulated: back-propagation waits until the time at which a gradient is due and then
@@ -11,10 +12,12 @@ the paper's network with fewer bytes, and a network of 1,000 small tensors.
    the best planner, and >= 1.15 with the rate-limited network.
 2. bound: step with `optimal` over max(compute, one reduction of everything). Target in the model:
    <= 1.10; the measured figure is beside it.
-3. negotiation (--negotiation): time of a step of 1,000 tensors of one number, on 16 ranks, without
+3. levers (--levers): the same steps with Horovod's response cache off, and with its fusion off.
+4. negotiation (--negotiation): time of a step of 1,000 tensors of one number, on 16 ranks, without
    and with Horovod's response cache.
 
-Planners take turns, step by step, so that a slow moment of the machine hits all; medians count.
+`alone` is the step without reductions: what the emulation takes by itself. Planners take turns,
+step by step, so that a slow moment of the machine hits all; medians count.
 """
 
 import argparse
@@ -42,7 +45,9 @@ GIVE_WAY = {
     "MPIR_CVAR_CH4_PROGRESS_THROTTLE": "1",
     "MPIR_CVAR_CH4_PROGRESS_THROTTLE_NO_PROGRESS_COUNT": "16",
 }
-BURSTS = 100  # moments at which the emulated device hands on gradients
+BURSTS = 25  # moments at which the emulated device hands on gradients
+CACHE = {"cache_capacity": 16_384}  # holds the names of all planners' tensors
+ALONE = "alone"  # among the planners: without reductions
 
 
 def main() -> None:
@@ -52,6 +57,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", default=["paper", "small"], help="paper, small")
     parser.add_argument("--megabits", type=int, default=200, help="rate-limited network [Mbit/s]")
     parser.add_argument("--rounds", type=int, default=7, help="steps with each planner")
+    parser.add_argument("--levers", action="store_true", help="cache and fusion off instead")
     parser.add_argument("--negotiation", action="store_true", help="the cache's worth instead")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -61,17 +67,25 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # namespaces are removed
     if options.negotiation:
         compare_cache(16, options.rounds)
+        return
+    sets = {"paper": papers_gradients, "small": small_gradients}
+    case = {
+        "reduction": CACHE,
+        "planners": PLANNERS,
+        "compute": COMPUTE,
+        "rounds": options.rounds,
+        "sets": {name: sets[name]() for name in options.sets},
+    }
+    if options.levers:
+        compare_levers(options, case)
     else:
-        compare_planners(options)
+        compare_planners(options, case)
 
 
-def compare_planners(options: argparse.Namespace) -> None:
+def compare_planners(options: argparse.Namespace, case: dict) -> None:
     """All cases; prints the table and writes JSON."""
     from stemdl import files
 
-    sets = {"paper": papers_gradients, "small": small_gradients}
-    case = {"cache": 16_384, "planners": PLANNERS, "compute": COMPUTE, "rounds": options.rounds}
-    case["sets"] = {name: sets[name]() for name in options.sets}
     if "slow" in options.networks and not available():
         sys.exit("the slow network needs root, ip and tc; --networks quick does without")
     cases = []
@@ -95,14 +109,37 @@ def compare_planners(options: argparse.Namespace) -> None:
 
 def line(row: dict) -> str:
     none = row["step_s"]["none"]
-    ratios = "  ".join(f"{name} {none / time:.2f}" for name, time in row["step_s"].items())
-    best = min(row["step_s"].values())
+    planned = {name: row["step_s"][name] for name in PLANNERS}
+    ratios = "  ".join(f"{name} {none / time:.2f}" for name, time in planned.items())
+    best = min(planned.values())
     return (
         f"{row['ranks']:>2} ranks, {row['network']} network ({row['plain_MB_s']:.0f} MB/s plain), "
-        f"{row['set']}: none {none * 1e3:.0f} ms; none over {ratios}; "
+        f"{row['set']}: alone {row['step_s'][ALONE] * 1e3:.0f} ms, none {none * 1e3:.0f} ms; "
+        f"none over {ratios}; "
         f"optimal over best {row['step_s']['optimal'] / best:.3f}; "
         f"over bound {row['measured_over_bound']:.2f} (model {row['model_over_bound']:.2f})"
     )
+
+
+def compare_levers(options: argparse.Namespace, case: dict) -> None:
+    """Each lever of Horovod's off, on the quick network; a start for each."""
+    from stemdl import files
+
+    levers = {
+        "all on": {},
+        "cache off": {"cache_capacity": 0},
+        "fusion off": {"fusion_threshold": 0},
+    }
+    cases = []
+    for ranks in options.ranks:
+        for lever, changed in levers.items():
+            found = start(ranks, FAST, case | {"reduction": CACHE | changed})
+            for each in found["sets"]:
+                cases.append({"ranks": ranks, "lever": lever} | each)
+                steps = each["step_s"].items()
+                times = ", ".join(f"{name} {time * 1e3:.0f}" for name, time in steps)
+                print(f"{ranks:>2} ranks, {each['set']}, {lever}: {times} ms", flush=True)
+    files.write_json(ROOT / "build/benchmarks/levers.json", "stemdl.benchmark/1", {"cases": cases})
 
 
 def compare_cache(ranks: int, rounds: int) -> None:
@@ -114,7 +151,7 @@ def compare_cache(ranks: int, rounds: int) -> None:
     seconds: dict[int, list[float]] = {0: [], 16_384: []}
     for _ in range(2):
         for cache, found in seconds.items():
-            report = start(ranks, FAST, case | {"cache": cache})
+            report = start(ranks, FAST, case | {"reduction": {"cache_capacity": cache}})
             found.append(report["sets"][0]["step_s"]["none"])
     off, on = (min(found) for found in seconds.values())
     message = (off - on) / (ranks * len(tensors))
@@ -184,17 +221,15 @@ def work(case: dict) -> None:
     tf.get_logger().setLevel("ERROR")  # each planner's step is traced once, as it must be
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
-    levers.start(schema.Reduction(cache_capacity=case["cache"]), here)
+    levers.start(schema.Reduction(**case["reduction"]), here)
     report = {"plain_MB_s": plain_allreduce(here), "sets": []}
     cost = link.measure(here)
     for name, tensors in case["sets"].items():
         gradients = bursts([grouping.Gradient(**each) for each in tensors])
-        steps = {
-            planner: emulated_step(
-                gradients, grouping.plan(planner, gradients, cost), here, planner
-            )
-            for planner in case["planners"]
-        }
+        steps = {ALONE: emulated_step(gradients, None, here, ALONE)}
+        for planner in case["planners"]:
+            groups = grouping.plan(planner, gradients, cost)
+            steps[planner] = emulated_step(gradients, groups, here, planner)
         times: dict[str, list[float]] = {planner: [] for planner in steps}
         for turn in range(2 + case["rounds"]):
             for planner, step in steps.items():
@@ -212,6 +247,7 @@ def work(case: dict) -> None:
             bound = rows["optimal"]["step_s"] / rows["optimal"]["over_bound"]
             found["model_step_s"] = {planner: row["step_s"] for planner, row in rows.items()}
             found["groups"] = {planner: row["groups"] for planner, row in rows.items()}
+            found["reductions"] = {planner: row["reductions"] for planner, row in rows.items()}
             found["model_over_bound"] = rows["optimal"]["over_bound"]
             found["measured_over_bound"] = medians["optimal"] / bound
         report["sets"].append(found)
@@ -240,7 +276,7 @@ def bursts(gradients: list) -> list:
     ]
 
 
-def emulated_step(gradients: list, groups: list[list[int]], here, name: str):
+def emulated_step(gradients: list, groups: list[list[int]] | None, here, name: str):
     """A tf.function that waits for each moment, hands on its gradients and reduces the groups."""
     import tensorflow as tf
 
@@ -258,10 +294,13 @@ def emulated_step(gradients: list, groups: list[list[int]], here, name: str):
         handed: dict[int, tf.Tensor] = {}
         for moment in sorted({gradient.ready for gradient in gradients}):
             token = tf.numpy_function(wait, [token, moment], tf.float32, stateful=False)
+            token = tf.ensure_shape(token, ())
             for gradient, value in zip(gradients, values, strict=True):
                 if gradient.ready == moment:
                     handed[gradient.index] = value + token
         ordered = [handed[index] for index in range(len(gradients))]
+        if groups is None:
+            return tf.add_n([each[0] for each in ordered])
         reduced = allreduce.average(ordered, groups, size=here.size, name=name.replace(":", "_"))
         return tf.add_n([each[0] for each in reduced])
 

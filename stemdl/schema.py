@@ -214,7 +214,7 @@ class Reduction(Section):
     cycle_time: PositiveFloat = Field(1.0, description="Horovod's negotiation cycle [ms]")
     fusion_threshold: NonNegativeFloat = Field(128, description="fusion buffer [MiB]")
     hierarchical: bool = Field(False, description="reduce within nodes first (NCCL and MPI)")
-    group_fusion: bool = Field(True, description="let Horovod fuse tensors of different groups")
+    group_fusion: bool = Field(True, description="let Horovod fuse groups that are ready together")
     timeline: Path | None = Field(None, description="write Horovod's timeline to this file")
     stall_warning: PositiveInt = Field(30, description="warn when a rank is missing for this [s]")
     stall_shutdown: PositiveInt = Field(

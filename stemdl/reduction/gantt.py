@@ -27,13 +27,13 @@ def draw(content: Mapping[str, Any]) -> bytes:
                 exposed = max(start, compute)
                 axes.barh(place + 0.36, end - exposed, left=exposed, color=EXPOSED, height=0.12)
     axes.axvline(compute, color=INK, linewidth=0.8)
-    names = [f"{row['planner']} ({row['groups']})" for row in rows]
+    names = [f"{row['planner']} ({row['reductions']})" for row in rows]
     axes.set_yticks(range(len(rows) + 1), ["compute, | ready", *names])
     axes.invert_yaxis()
     axes.set_xlabel("time in the step [ms]; red: after the computation")
     axes.set_title(
         f"{content['experiment']}, {content['ranks']} ranks ({content['source']}): "
-        "planner (groups) and its reductions"
+        "planner (reductions after fusion)"
     )
     axes.spines[["top", "right"]].set_visible(False)
     picture = io.BytesIO()

@@ -2,13 +2,15 @@
 
 A planner takes the gradients of one step, with the time at which back-propagation yields each, and
 returns groups: lists of gradient indices in the order in which the groups are sent. Every gradient
-is in exactly one group and no group is empty. One group is one `hvd.grouped_allreduce`; Horovod
-reduces it when all of its members are ready on all ranks.
+is in exactly one group and no group is empty. One group is one tensor to Horovod, which reduces it
+when it is ready on all ranks.
 
     groups = plan("optimal", gradients, Link(alpha=2e-4, beta=1e-9))
 
 The model: groups are reduced one after another, as Horovod's background thread does; a group starts
 when its last member is ready and the group before it has ended, and takes alpha + beta * bytes.
+Horovod's fusion (`fused`) joins the groups that wait when the network becomes free; each then costs
+gamma besides. The result is a grouping too, found without looking ahead: it never beats `optimal`.
 """
 
 from dataclasses import dataclass
@@ -31,15 +33,16 @@ class Gradient:
 class Link:
     """Cost of one reduction over the ranks at hand: alpha + beta * bytes."""
 
-    alpha: float  # per group: negotiation and latency [s]
+    alpha: float  # per reduction: negotiation and latency [s]
     beta: float  # per byte of a rank's gradients [s/B]
+    gamma: float = 0.0  # per tensor that Horovod joins to a reduction after its first [s]
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """One group on its way, under the model. Times after the start of the step [s]."""
+    """One reduction under the model. Times after the start of the step [s]."""
 
-    group: list[int]
+    group: list[int]  # of gradients; Horovod may have joined several groups
     bytes: int
     ready: float
     start: float
@@ -86,18 +89,24 @@ def plan(planner: str, gradients: list[Gradient], link: Link | None = None) -> l
     return [[gradient.index for gradient in run] for run in runs]
 
 
-def schedule(groups: list[list[int]], gradients: list[Gradient], link: Link) -> list[Transfer]:
-    """When each group would be reduced, in the order given."""
+def schedule(
+    groups: list[list[int]], gradients: list[Gradient], link: Link, *, fused: bool = False
+) -> list[Transfer]:
+    """When the groups would be reduced, in the order given; `fused`: with Horovod's fusion."""
     by_index = {gradient.index: gradient for gradient in gradients}
-    transfers = []
-    free = 0.0
-    for group in groups:
-        members = [by_index[index] for index in group]
-        ready = max(member.ready for member in members)
-        size = sum(member.bytes for member in members)
-        start = max(ready, free)
-        free = start + link.alpha + link.beta * size
-        transfers.append(Transfer(group, size, ready, start, free))
+    ready = [max(by_index[index].ready for index in group) for group in groups]
+    transfers: list[Transfer] = []
+    free, first = 0.0, 0
+    while first < len(groups):
+        start = max(ready[first], free)
+        last = first + 1
+        while fused and last < len(groups) and ready[last] <= start:
+            last += 1
+        sent = [index for group in groups[first:last] for index in group]
+        size = sum(by_index[index].bytes for index in sent)
+        free = start + link.alpha + link.beta * size + link.gamma * (last - first - 1)
+        transfers.append(Transfer(sent, size, max(ready[first:last]), start, free))
+        first = last
     return transfers
 
 

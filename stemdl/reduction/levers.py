@@ -18,12 +18,14 @@ def environment(settings: Reduction, *, profile: bool = False) -> dict[str, str]
 
     `profile`: a timeline can be started and stopped later.
     """
+    # A group is one tensor to Horovod: groups stay apart if it fuses nothing.
+    fuse = settings.group_fusion or settings.planner == "none"
+    fusion = settings.fusion_threshold if fuse else 0
     variables = {
         "HOROVOD_CACHE_CAPACITY": str(settings.cache_capacity),
         "HOROVOD_CYCLE_TIME": str(settings.cycle_time),
-        "HOROVOD_FUSION_THRESHOLD": str(int(settings.fusion_threshold * MIB)),
+        "HOROVOD_FUSION_THRESHOLD": str(int(fusion * MIB)),
         "HOROVOD_HIERARCHICAL_ALLREDUCE": str(int(settings.hierarchical)),
-        "HOROVOD_DISABLE_GROUP_FUSION": str(int(not settings.group_fusion)),
         "HOROVOD_STALL_CHECK_TIME_SECONDS": str(settings.stall_warning),
         # Horovod's default waits for a missing rank for ever.
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(settings.stall_shutdown),

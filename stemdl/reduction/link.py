@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import tensorflow as tf
@@ -13,15 +14,17 @@ from stemdl.reduction.grouping import Link
 
 SIZES = (2**10, 2**14, 2**17, 2**19, 2**21, 2**23)  # [B], from latency alone to bandwidth alone
 CHAIN = 4  # reductions that wait for each other, so that starting together weighs little
+TENSORS = 100  # of one number each, sent at once
 PATIENCE = 0.5  # longest chain to repeat; larger sizes are left out on slow networks [s]
 
 
 def measure(ranks: Ranks, wire: str = "fp32", repeats: int = 10) -> Link:
-    """Time a few sizes of grouped allreduce and fit alpha + beta * bytes; the same on all ranks.
+    """Time a few sizes of allreduce and fit alpha + beta * bytes; the same on all ranks.
 
-    Takes a second or a few. Horovod must have been started; one rank reduces nothing and pays
-    nothing. The first round of each size, in which Horovod negotiates what it then keeps in its
-    cache, is left out. A reduction lasts until the last rank has its result.
+    What each of many small tensors costs, gamma, comes from sending them at once. Takes a second or
+    a few. Horovod must have been started; one rank reduces nothing and pays nothing. The first
+    round, in which Horovod negotiates what it then keeps in its cache, is left out. A reduction
+    lasts until the last rank has its result.
     """
     if ranks.size == 1:
         return Link(0.0, 0.0)
@@ -32,7 +35,11 @@ def measure(ranks: Ranks, wire: str = "fp32", repeats: int = 10) -> Link:
         seconds.append(float(np.median(slowest)) / CHAIN)
         if seconds[-1] * CHAIN > PATIENCE:
             break
-    return fit(SIZES[: len(seconds)], seconds)
+    line = fit(SIZES[: len(seconds)], seconds)
+    many = _many(ranks.size, wire)
+    spans = [_time(many, ranks) for _ in range(1 + repeats)][1:]
+    gamma = max(float(np.median(spans)) - line.alpha, 0.0) / (TENSORS - 1)
+    return replace(line, gamma=gamma)
 
 
 def _time(run: Callable[[], object], ranks: Ranks) -> float:
@@ -54,6 +61,18 @@ def _chain(count: int, size: int, wire: str) -> Callable[[], object]:
             name = f"link.{count}.{turn}"
             (result,) = allreduce.average([result], [[0]], size=size, wire=wire, name=name)
         return result
+
+    return reduce
+
+
+def _many(size: int, wire: str) -> Callable[[], object]:
+    """TENSORS reductions of one number over `size` ranks, ready at the same time."""
+    values = [tf.zeros(1) for _ in range(TENSORS)]
+    alone = [[place] for place in range(TENSORS)]
+
+    @tf.function(autograph=False)
+    def reduce() -> list[tf.Tensor]:
+        return allreduce.average(values, alone, size=size, wire=wire, name="link.many")
 
     return reduce
 

@@ -100,8 +100,13 @@ def groups(
     return found
 
 
-def compare(outlook: Outlook, planners: Sequence[str] = PLANNERS) -> list[dict[str, Any]]:
+def compare(
+    outlook: Outlook, planners: Sequence[str] = PLANNERS, *, group_fusion: bool = True
+) -> list[dict[str, Any]]:
     """What the model expects of each planner; times in s.
+
+    With `none` Horovod's fusion is all that joins gradients; with `group_fusion` it also joins
+    groups that wait for each other.
 
     `bound` is the least that any grouping can reach: the longer of the computation and of all
     bytes in one reduction.
@@ -111,12 +116,14 @@ def compare(outlook: Outlook, planners: Sequence[str] = PLANNERS) -> list[dict[s
     rows = []
     for planner in planners:
         found = grouping.plan(planner, outlook.gradients, outlook.link)
-        transfers = grouping.schedule(found, outlook.gradients, outlook.link)
+        fused = planner == "none" or group_fusion
+        transfers = grouping.schedule(found, outlook.gradients, outlook.link, fused=fused)
         step = max(outlook.compute, transfers[-1].end)
         rows.append(
             {
                 "planner": planner,
                 "groups": len(found),
+                "reductions": len(transfers),
                 "communication_s": sum(each.end - each.start for each in transfers),
                 "exposed_s": step - outlook.compute,
                 "step_s": step,
@@ -139,7 +146,7 @@ def report(experiment: Experiment, outlook: Outlook) -> dict[str, Any]:
         "compute_s": outlook.compute,
         "link": asdict(outlook.link),
         "gradients": [asdict(gradient) for gradient in outlook.gradients],
-        "planners": compare(outlook, planners),
+        "planners": compare(outlook, planners, group_fusion=experiment.reduction.group_fusion),
     }
     folder = Path(experiment.run, "plan")
     files.write_json(folder / "plan.json", SCHEMA, content)
@@ -160,7 +167,7 @@ def table(content: dict[str, Any]) -> str:
         f"{content['compute_s'] * 1e3:.1f} ms to compute; "
         f"a reduction takes {alpha * 1e3:.2f} ms and {rate}",
         "",
-        f"{'planner':<16}{'groups':>8}"
+        f"{'planner':<16}{'groups':>8}{'reductions':>12}"
         + "".join(f"{name:>12}" for name in ("reducing", "exposed", "step", "over bound")),
     ]
     for row in content["planners"]:
@@ -169,6 +176,6 @@ def table(content: dict[str, Any]) -> str:
         )
         mark = "  <- reduction.planner" if row["planner"] == content["chosen"] else ""
         lines.append(
-            f"{row['planner']:<16}{row['groups']:>8}{times}{row['over_bound']:>12.3f}{mark}"
+            f"{row['planner']:<16}{row['groups']:>8}{row['reductions']:>12}{times}{row['over_bound']:>12.3f}{mark}"
         )
     return "\n".join(lines)

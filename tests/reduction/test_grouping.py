@@ -97,6 +97,18 @@ def test_no_grouping_or_order_at_all_beats_optimal(found, link):
             assert ours <= end_of_communication(list(order), found, link) * (1 + 1e-12) + 1e-12
 
 
+@settings(max_examples=100, deadline=None)
+@given(gradients().filter(bool), links)
+def test_fusion_forms_a_grouping_that_never_beats_optimal(found, link):
+    best = end_of_communication(plan("optimal", found, link), found, link)
+    for planner in PLANNERS:
+        fused = schedule(plan(planner, found, link), found, link, fused=True)
+        sent = [index for transfer in fused for index in transfer.group]
+        assert sorted(sent) == sorted(each.index for each in found)
+        assert best <= fused[-1].end * (1 + 1e-12) + 1e-12
+        assert fused == schedule([each.group for each in fused], found, link)
+
+
 def test_optimal_plans_2000_gradients_in_well_under_a_second():
     rng = np.random.default_rng(0)
     found = [
@@ -140,6 +152,14 @@ def test_schedule_waits_for_readiness_and_for_the_group_before():
     found = [Gradient(0, "s", 10, 1.0), Gradient(1, "s", 20, 1.5), Gradient(2, "s", 5, 9.0)]
     times = [(each.start, each.end) for each in schedule([[0], [1], [2]], found, Link(1.0, 0.1))]
     assert times == [(1.0, 3.0), (3.0, 6.0), (9.0, 10.5)]
+
+
+def test_fusion_joins_what_waits_for_the_network_and_pays_for_each_tensor():
+    found = [Gradient(i, "s", 10, ready) for i, ready in enumerate([0.0, 1.0, 2.0, 20.0])]
+    apart = [[0], [1], [2], [3]]
+    fused = schedule(apart, found, Link(alpha=5.0, beta=0.1, gamma=0.5), fused=True)
+    assert [each.group for each in fused] == [[0], [1, 2], [3]]
+    assert [each.end for each in fused] == [6.0, 6.0 + 5 + 2 + 0.5, 26.0]
 
 
 @pytest.mark.parametrize(
