@@ -24,13 +24,18 @@ def using(directory: Path, ranks: Ranks) -> Iterator[None]:
     """Keep every node's directory from being purged; it is made if it is not there.
 
     Raises:
-        UserError: on all ranks: it cannot be written.
+        UserError: on all ranks: it cannot be written, or its file system has no locks.
     """
     with _opened(directory, "use", ranks) as use:
-        if use is not None:
-            fcntl.flock(use, fcntl.LOCK_SH)  # at most as long as a purge takes
-        with ranks.together(f"making {directory}"):
+        with ranks.together(f"claiming {directory}"):
             if use is not None:
+                try:
+                    fcntl.flock(use, fcntl.LOCK_SH)  # waits at most as long as a purge takes
+                except OSError as error:
+                    raise UserError(
+                        f"{directory}: files cannot be locked ({error.strerror}); set stage.dir to "
+                        "the node's disk"
+                    ) from error
                 _make(directory)
         yield
 
@@ -103,6 +108,6 @@ def _make(directory: Path) -> None:
 def _locked(lock: int) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return False
     return True

@@ -181,7 +181,7 @@ def _read(source: Path, block: int, between: Callable[[], None]) -> Iterator[mem
         while count := reader.readinto(buffer):
             between()
             yield buffer[:count]
-        os.posix_fadvise(reader.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(reader.fileno(), 0, reader.tell(), os.POSIX_FADV_DONTNEED)
 
 
 def _write(blocks: Iterable[memoryview], target: Path) -> str:
@@ -193,6 +193,8 @@ def _write(blocks: Iterable[memoryview], target: Path) -> str:
             rest = block
             while rest:
                 rest = rest[writer.write(rest) :]
+            # The disk begins on this block while the next is read; what it has leaves the cache.
+            os.posix_fadvise(writer.fileno(), 0, writer.tell(), os.POSIX_FADV_DONTNEED)
         os.fsync(writer.fileno())
         os.posix_fadvise(writer.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return manifest.label(checksum)

@@ -18,6 +18,8 @@ from stemdl.data import copying, shards, stage_report, staging
 from stemdl.errors import UserError
 from stemdl.ranks import Ranks
 
+DONTNEED = os.POSIX_FADV_DONTNEED
+
 
 @pytest.fixture(params=[True, False], ids=["manifest", "no manifest"])
 def data(tmp_path, request):
@@ -273,10 +275,29 @@ def test_two_data_sets_of_one_name_stay_apart(tmp_path):
 
 
 def test_the_page_cache_does_not_fill(listed, monkeypatch):
-    advised = []
-    monkeypatch.setattr(os, "posix_fadvise", lambda *arguments: advised.append(arguments[3]))
-    stage(listed)
-    assert advised.count(os.POSIX_FADV_DONTNEED) == 2 * 6  # source and target of each file
+    """Also while a file larger than the memory is copied: block by block, of source and target."""
+    advice = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda *arguments: advice.append(arguments[1:]))
+    monkeypatch.setattr(copying, "_pour", lambda *a, pour=copying._pour: pour(*a[:2], 1000, a[3]))
+    stage(listed, streams=1)
+    dropped = [until for start, until, what in advice if (start, what) == (0, DONTNEED)]
+    sizes = [path.stat().st_size for path in listed.glob("*/*.h5")]
+    for until in (1000, 2000, *sizes):
+        assert dropped.count(until) >= 2  # source and target
+    assert dropped.count(0) == len(sizes)  # the rest of each target, once it is durable
+
+
+@pytest.mark.skipif(shutil.which("fincore") is None, reason="no fincore to look at the cache with")
+def test_copies_leave_no_pages_in_memory(listed):
+    for path in listed.glob("*/*.h5"):
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())  # dirty pages stay
+    target = stage(listed)
+    paths = [str(path) for where in (listed, target) for path in where.glob("*/*.h5")]
+    resident = subprocess.run(
+        ["fincore", "-b", "-n", "-o", "RES", *paths], capture_output=True, text=True, check=True
+    )
+    assert sum(map(int, resident.stdout.split())) == 0
 
 
 def test_file_systems_are_told_apart(tmp_path):

@@ -1,5 +1,7 @@
 """Staging among other jobs, from start to end: signals, purging, senseless places, damage."""
 
+import errno
+import json
 import os
 import signal
 import subprocess
@@ -24,11 +26,22 @@ from stemdl.data import copying
 read = copying._read
 def slow(source, block, between):
     for part in read(source, 4096, between):
-        time.sleep(0.05)
+        time.sleep(SECONDS)
         yield part
 copying._read = slow
 sys.exit(cli.main(sys.argv[1:]))
 """
+
+
+def start_slow(folder, seconds, *arguments):
+    script = folder / "slow.py"
+    script.write_text(SLOW.replace("SECONDS", str(seconds)))
+    return subprocess.Popen(
+        [sys.executable, script, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 @pytest.fixture
@@ -66,14 +79,8 @@ def wait_until(true, process):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGKILL, -9)])
 def test_a_signal_in_the_middle_loses_nothing_that_is_copied(data, tmp_path, number, code):
-    (tmp_path / "slow.py").write_text(SLOW)
     nvme = tmp_path / "nvme"
-    process = subprocess.Popen(
-        [sys.executable, tmp_path / "slow.py", "stage", file_of(experiment(data, streams=1))],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = start_slow(tmp_path, 0.05, "stage", file_of(experiment(data, streams=1)))
     wait_until(
         lambda: len(list(nvme.rglob("*.h5"))) == 2 and list(nvme.rglob(".0*.h5.*.tmp")), process
     )
@@ -92,6 +99,39 @@ def test_a_signal_in_the_middle_loses_nothing_that_is_copied(data, tmp_path, num
     assert contents(target) == contents(data)
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     assert not list(nvme.rglob("*.tmp"))
+
+
+def test_training_that_is_stopped_while_it_stages_goes_on(tiny_experiment, tmp_path):
+    nvme = tmp_path / "nvme"
+    stage = [f"stage.dir={nvme}", "stage.keep_free=0", "stage.streams=1"]
+    process = start_slow(tmp_path, 0.3, "train", str(tiny_experiment), *stage)
+    wait_until(lambda: list(nvme.rglob("*.h5")), process)
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75, errors
+    assert errors.splitlines()[-1].startswith("stemdl: stage: stopped by SIGTERM")
+    assert not list(nvme.rglob("*.tmp"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_jobs_at_once_share_the_copies(data, tmp_path):
+    settings = file_of(experiment(data))
+    runs = [tmp_path / "one", tmp_path / "two"]
+    jobs = [start_slow(tmp_path, 0.02, "stage", settings, f"run={run}") for run in runs]
+    for job in jobs:
+        _, errors = job.communicate(timeout=60)
+        assert job.returncode == 0, errors
+    copied = [json.loads((run / "stage.json").read_text())["copied_GB"] for run in runs]
+    assert sum(copied) * 1e9 == pytest.approx(sum(map(len, contents(data).values())))
+
+
+def test_a_file_system_without_locks_is_refused(data, monkeypatch):
+    def refuse(descriptor, operation):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(claims.fcntl, "flock", refuse)
+    with pytest.raises(UserError, match=r"cannot be locked \(Function not impl.*set stage"):
+        staging.stage(experiment(data), Ranks())
 
 
 def test_a_signal_ends_the_wait_for_another_job(data, tmp_path):

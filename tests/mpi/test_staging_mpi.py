@@ -53,9 +53,11 @@ found["statistics"] = [normaliser.cbed_mean.tolist(), normaliser.potential_std]
 TRAIN = (
     MEASURE
     + """
-from stemdl.data import pipeline
+from stemdl.data import order, pipeline
+steps = order.steps_per_epoch(split.count, 2, split.place(here)[1])
 batches = pipeline.training(
-    split, normaliser, experiment.data, batch=2, seed=0, ranks=here, epoch=0
+    split, normaliser, experiment.data, batch=2, seed=0, ranks=here,
+    steps_per_epoch=steps, steps=range(steps)
 )
 places = [shards.locate(split, i) for batch in batches for i in batch["index"].numpy()]
 found["seen"] = [(shard.path.name, shard.first + row) for shard, row in places]
