@@ -1,5 +1,6 @@
 """Files that every node holds whole: read once for the job, and sent to the nodes over MPI."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from itertools import chain
@@ -75,6 +76,8 @@ def _blocks(item: Item, source: Path, block: int, leaders: Any) -> Iterator[memo
                     _read_full(reader, part)
             leaders.Bcast(part, root=0)
             yield part
+            if reader is not None:
+                os.posix_fadvise(reader.fileno(), 0, reader.tell(), os.POSIX_FADV_DONTNEED)
 
 
 def _read_full(reader: Any, part: memoryview) -> None:

@@ -32,7 +32,10 @@ class Item:
 
 
 def is_staged(item: Item, target: Path, *, read: bool = False) -> bool:
-    """Whether `target` is a right copy of the item already; `read` compares every byte."""
+    """Whether `target` is a right copy of the item already; `read` compares every byte.
+
+    A copy that differs from its receipt loses it, so that nobody trusts it again.
+    """
     try:
         status = target.stat()
         receipt = files.read_json(_receipt(target), RECEIPT)
@@ -46,6 +49,7 @@ def is_staged(item: Item, target: Path, *, read: bool = False) -> bool:
         return False
     moved = receipt["mtime_ns"] != status.st_mtime_ns
     if (moved or read) and manifest.checksum(target) != receipt["checksum"]:
+        _receipt(target).unlink()
         return False
     if moved:
         _write_receipt(item, target, receipt["checksum"])

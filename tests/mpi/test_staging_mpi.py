@@ -241,6 +241,26 @@ def test_a_disk_full_on_one_node_does_not_disturb_the_others(tmp_path, data):
         assert (Path(everyone[rank]["directory"]) / "dev/00000.h5").exists()
 
 
+DAMAGE = """
+path = directory / "dev/00000.h5"
+if here.rank == 1:
+    status = path.stat()
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+here.barrier()
+staging.stage(experiment, here, verify=True)
+"""
+
+
+def test_a_damaged_copy_is_sent_again(tmp_path, data):
+    everyone = result(start(tmp_path, 2, 1, SMALL_BLOCKS, DAMAGE, broadcast=True))
+    for each in everyone:
+        assert "dev/00000.h5" not in each["copied"]
+        path = Path(each["directory"], "dev/00000.h5")
+        assert path.read_bytes() == (data / "dev/00000.h5").read_bytes()
+
+
 def test_a_bad_source_is_blamed_after_a_broadcast_as_well(tmp_path, data):
     path = data / "dev" / "00000.h5"
     content = path.read_bytes()
