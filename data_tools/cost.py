@@ -15,13 +15,15 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from data_tools.multislice import WAVES, antialias_reach, device, grid_points
+from data_tools.multislice import antialias_reach, grid_points
 from data_tools.sample import Recipe, drawn_thickness, simulate_sample, slice_count
 from data_tools.structures import Material
 from stemdl import schema
 
 PAPER_SAMPLES = 930_000  # of Laanait et al. 2019, arXiv:1909.11150: training, dev and test
-ROUNDS, MEASURING = 3, 0.5  # least rounds of a measurement, and least time of all [s]
+ROUNDS = 3  # of a measurement: more until SHORT has passed, fewer once LONG has
+SHORT, LONG = 0.5, 10.0  # [s]
+SCANS = (2, 2), (8, 8)  # few probe positions, and as many as a GPU propagates together
 
 
 def operations(settings: schema.Simulate, slices: int, elements: int) -> np.ndarray:
@@ -68,21 +70,20 @@ def of_samples(tasks: Iterable[tuple[Recipe, Material, str, int]]) -> np.ndarray
 def measure(recipe: Recipe, material: Material, split: str, index: int) -> np.ndarray:
     """The pace of this core or GPU, by really making this sample with few probe positions.
 
-    One position tells what the preparation takes; the difference to some more, the propagation.
+    The difference of few and more positions is propagation, the rest is preparation.
 
     Returns:
         (2,) float64, seconds an operation of preparation and of propagation.
     """
-    side = 4 if device() == "cpu" else round(WAVES**0.5)
     few, more = (
-        Recipe(recipe.settings.model_copy(update={"scan": scan}), recipe.natural)
-        for scan in ((1, 1), (side, side))
+        Recipe(recipe.settings.model_copy(update={"scan": scan}), recipe.natural) for scan in SCANS
     )
     simulate_sample(few, material, split, index)  # plans, tables and compiled code come to be
     times: list[list[float]] = []
-    started = time.perf_counter()
-    while len(times) < ROUNDS or time.perf_counter() - started < MEASURING:
+    started, passed = time.perf_counter(), 0.0
+    while passed < SHORT or (len(times) < ROUNDS and passed < LONG):
         times.append([_timed(each, material, split, index) for each in (few, more)])
+        passed = time.perf_counter() - started
     seconds = np.median(times, axis=0)
     work = np.stack([of_sample(each, material, split, index) for each in (few, more)])
     return np.maximum(np.linalg.solve(work, seconds), 0)
