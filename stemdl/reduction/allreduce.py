@@ -62,12 +62,16 @@ def average(
 
 
 def _pack(members: Sequence[tf.Tensor], dtype: tf.DType) -> tf.Tensor:
-    """All numbers of the members in one vector."""
+    """All numbers of the members in one vector; one member alone stays as it is."""
+    if len(members) == 1:
+        return tf.cast(members[0], dtype)
     return tf.concat([tf.reshape(tf.cast(each, dtype), [-1]) for each in members], 0)
 
 
 def _unpack(packed: tf.Tensor, members: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The vector's numbers in the members' shapes and dtypes."""
+    """What `_pack` made, in the members' shapes and dtypes."""
+    if len(members) == 1:
+        return [tf.cast(packed, members[0].dtype)]
     parts = tf.split(packed, [each.shape.num_elements() for each in members])
     return [
         tf.cast(tf.reshape(part, member.shape), member.dtype)

@@ -116,6 +116,18 @@ def end_of_communication(groups: list[list[int]], gradients: list[Gradient], lin
     return transfers[-1].end if transfers else 0.0
 
 
+def limit(gradients: list[Gradient], link: Link) -> float:
+    """No grouping ends the communication sooner [s]; 0 without gradients.
+
+    What is ready at some moment or later takes at least one reduction of all of it from then on.
+    """
+    least, later = 0.0, 0
+    for gradient in sorted(gradients, key=lambda gradient: -gradient.ready):
+        later += gradient.bytes
+        least = max(least, gradient.ready + link.alpha + link.beta * later)
+    return least
+
+
 def _by_scope(ordered: list[Gradient]) -> list[list[Gradient]]:
     scopes: dict[str, list[Gradient]] = {}
     for gradient in ordered:

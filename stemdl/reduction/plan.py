@@ -108,10 +108,11 @@ def compare(
     With `none` Horovod's fusion is all that joins gradients; with `group_fusion` it also joins
     groups that wait for each other.
 
-    `bound` is the least that any grouping can reach: the longer of the computation and of all
-    bytes in one reduction.
+    `over_bound` compares a step with the longer of the computation and of all bytes in one
+    reduction; `over_limit` with what no grouping can undercut, given when the bytes are ready.
     """
     total = sum(gradient.bytes for gradient in outlook.gradients)
+    limit = max(outlook.compute, grouping.limit(outlook.gradients, outlook.link))
     bound = max(outlook.compute, outlook.link.alpha + outlook.link.beta * total)
     rows = []
     for planner in planners:
@@ -128,6 +129,7 @@ def compare(
                 "exposed_s": step - outlook.compute,
                 "step_s": step,
                 "over_bound": step / bound,
+                "over_limit": step / limit,
                 "transfers": [asdict(each) for each in transfers],
             }
         )
@@ -168,7 +170,9 @@ def table(content: dict[str, Any]) -> str:
         f"a reduction takes {alpha * 1e3:.2f} ms and {rate}",
         "",
         f"{'planner':<16}{'groups':>8}{'reductions':>12}"
-        + "".join(f"{name:>12}" for name in ("reducing", "exposed", "step", "over bound")),
+        + "".join(
+            f"{name:>12}" for name in ("reducing", "exposed", "step", "over bound", "over limit")
+        ),
     ]
     for row in content["planners"]:
         times = "".join(
@@ -176,6 +180,7 @@ def table(content: dict[str, Any]) -> str:
         )
         mark = "  <- reduction.planner" if row["planner"] == content["chosen"] else ""
         lines.append(
-            f"{row['planner']:<16}{row['groups']:>8}{row['reductions']:>12}{times}{row['over_bound']:>12.3f}{mark}"
+            f"{row['planner']:<16}{row['groups']:>8}{row['reductions']:>12}{times}{row['over_bound']:>12.3f}"
+            f"{row['over_limit']:>12.3f}{mark}"
         )
     return "\n".join(lines)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stemdl.config import build
 from stemdl.errors import UserError
-from stemdl.reduction.grouping import Gradient, Link, end_of_communication, plan, schedule
+from stemdl.reduction.grouping import Gradient, Link, end_of_communication, limit, plan, schedule
 
 PLANNERS = ["none", "layer", "equal:1", "equal:3", "bytes:1kB", "bytes:40B", "optimal"]
 
@@ -107,6 +107,15 @@ def test_fusion_forms_a_grouping_that_never_beats_optimal(found, link):
         assert sorted(sent) == sorted(each.index for each in found)
         assert best <= fused[-1].end * (1 + 1e-12) + 1e-12
         assert fused == schedule([each.group for each in fused], found, link)
+
+
+@settings(max_examples=100, deadline=None)
+@given(gradients().filter(bool), links)
+def test_no_grouping_undercuts_the_limit_and_fusion_takes_at_most_twice_the_best(found, link):
+    best = end_of_communication(plan("optimal", found, link), found, link)
+    assert limit(found, link) <= best * (1 + 1e-12) + 1e-12
+    fused = schedule(plan("none", found, link), found, link, fused=True)
+    assert fused[-1].end <= 2 * best * (1 + 1e-12) + 1e-12
 
 
 def test_optimal_plans_2000_gradients_in_well_under_a_second():
