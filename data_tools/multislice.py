@@ -17,6 +17,7 @@ Arrays go (y, x): abTEM calls its first axis x and is given the atoms' y there.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import abtem
@@ -61,6 +62,7 @@ def use_gpu(number: int) -> None:
     cupy.cuda.Device(number % cupy.cuda.runtime.getDeviceCount()).use()
 
 
+@cache
 def antialias_reach(points: int) -> int:
     """The highest frequency inside abTEM's antialias aperture, in units of 1/box."""
     aperture = antialias_aperture((points, points), (1.0, 1.0), np)
