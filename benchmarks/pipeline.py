@@ -8,12 +8,13 @@ process and in two at once (rates summed, one start). Rates are of bytes as stor
     raw         os.preadv of the samples' byte ranges into as many batch buffers, in turns, as our
                 pipeline holds: a copy and no more, by one thread
     ours        stemdl.data.pipeline.training without augmentation
+    undecoded   the same as a GPU gets it: stored dtype, to be normalised there
     generator   tf.data's from_generator over h5py, one open file and one read a sample
     lmdb        from_generator over LMDB, as the published code stored its samples
     tfrecord    TFRecordDataset in parallel, in file order (it cannot shuffle without a buffer)
 
-Ratios: ours / raw (target >= 0.8) and ours / generator (target >= 3). `delivered` counts the bytes
-of the float32 tensors instead: twice as many as are stored in float16.
+Ratios: ours / raw (target >= 0.8), undecoded / raw, and ours / generator (target >= 3). `delivered`
+counts the bytes of the float32 tensors instead: twice as many as are stored in float16.
 """
 
 import argparse
@@ -59,12 +60,13 @@ def main() -> None:
     for name, rates in result.items():
         line = ", ".join(f"{reader} {rate:.2f}" for reader, rate in rates.items())
         rates["ours_to_raw"] = rates["ours"] / rates["raw"]
+        rates["undecoded_to_raw"] = rates["undecoded"] / rates["raw"]
         rates["delivered_to_raw"] = expansion * rates["ours_to_raw"]
         rates["ours_to_generator"] = rates["ours"] / rates["generator"]
         print(
             f"{name}: {line} GB/s; ours / raw {rates['ours_to_raw']:.2f} (target >= 0.8; delivered "
-            f"{rates['delivered_to_raw']:.2f}), ours / generator "
-            f"{rates['ours_to_generator']:.1f} (target >= 3)"
+            f"{rates['delivered_to_raw']:.2f}), undecoded / raw {rates['undecoded_to_raw']:.2f}, "
+            f"ours / generator {rates['ours_to_generator']:.1f} (target >= 3)"
         )
     path = ROOT / "build/benchmarks/pipeline.json"
     files.write_json(path, "stemdl.benchmark/1", {"dtype": options.dtype} | result)
@@ -81,10 +83,11 @@ def make(options: argparse.Namespace) -> None:
     shape = (options.scan, options.scan, options.detector, options.detector)
     size = int(np.prod(shape)) * np.dtype(options.dtype).itemsize
     count = max(BATCH, round(SHARD_BYTES / size))
+    total = max(round(BYTES / size), 2 * WARM_UP * BATCH)
     rng = np.random.default_rng(0)
-    environment = lmdb.open(str(options.dir), map_size=int(8 * BYTES), subdir=True)
+    environment = lmdb.open(str(options.dir), map_size=8 * total * size, subdir=True)
     number = 0
-    for shard in range(max(1, round(BYTES / size / count))):
+    for shard in range(-(-total // count)):
         cbed = (rng.random((count, *shape), np.float32) * 100).astype(options.dtype)
         shards.write(
             options.dir / "train" / f"{shard:05d}.h5",
@@ -134,6 +137,7 @@ def worker(options: argparse.Namespace) -> None:
     readers: dict[str, Callable[[], Iterable]] = {
         "raw": lambda: raw(split),
         "ours": lambda: ours(split, known),
+        "undecoded": lambda: undecoded(split, known),
         "generator": lambda: generator(split, known),
         "lmdb": lambda: lmdb_reader(split, known, options.dir),
         "tfrecord": lambda: tfrecord(split, known, options.dir),
@@ -156,11 +160,11 @@ def rate(batches: Iterable, sample_bytes: int) -> float:
     return (count - WARM_UP) * BATCH * sample_bytes / (time.perf_counter() - begun) / 1e9
 
 
-def order(split) -> Iterator[tuple]:
+def samples_of(split) -> Iterator[tuple]:
     """(shard, row) of whole batches of an epoch, shuffled."""
-    from stemdl.data import pipeline, shards
+    from stemdl.data import order, shards
 
-    for index in pipeline.training_order(split.count, BATCH, 1, seed=0, epoch=0).flat:
+    for index in order.training_order(split.count, BATCH, 1, seed=0, epoch=0).flat:
         yield shards.locate(split, index)
 
 
@@ -168,7 +172,7 @@ def raw(split) -> Iterator[np.ndarray]:
     shape, dtype = split.cbed_shape, split.shards[0].cbed_dtype
     buffers = [np.empty((BATCH, *shape), dtype) for _ in range(HELD)]
     opened = {shard.path: os.open(shard.path, os.O_RDONLY) for shard in split.shards}
-    for number, (shard, row) in enumerate(order(split)):
+    for number, (shard, row) in enumerate(samples_of(split)):
         offset = shard.cbed_offset + row * shard.cbed_bytes
         buffer = buffers[number // BATCH % HELD]
         os.preadv(opened[shard.path], [buffer[number % BATCH]], offset)
@@ -180,12 +184,29 @@ def raw(split) -> Iterator[np.ndarray]:
 
 def ours(split, known) -> Iterable:
     from stemdl import ranks, schema
-    from stemdl.data import pipeline
+    from stemdl.data import order, pipeline
 
     settings = schema.Data(symmetry=False, readers=READERS, prefetch=PREFETCH)
+    steps = order.steps_per_epoch(split.count, BATCH, 1)
     return pipeline.training(
-        split, known, settings, batch=BATCH, seed=0, ranks=ranks.Ranks(), epoch=0
+        split,
+        known,
+        settings,
+        batch=BATCH,
+        seed=0,
+        ranks=ranks.Ranks(),
+        steps_per_epoch=steps,
+        steps=range(steps),
     )
+
+
+def undecoded(split, known) -> Iterable:
+    from unittest import mock
+
+    from stemdl.data import pipeline
+
+    with mock.patch.object(pipeline, "_gpu", lambda: "/CPU:0"):
+        return ours(split, known).dataset
 
 
 def generator(split, known) -> Iterable:
@@ -193,7 +214,7 @@ def generator(split, known) -> Iterable:
     import tensorflow as tf
 
     def samples() -> Iterator[np.ndarray]:
-        for shard, row in order(split):
+        for shard, row in samples_of(split):
             with h5py.File(shard.path, "r") as file:
                 yield file["cbed"][row]
 
@@ -205,14 +226,14 @@ def lmdb_reader(split, known, directory: Path) -> Iterable:
     import lmdb
     import tensorflow as tf
 
-    from stemdl.data import pipeline
+    from stemdl.data import order
 
     dtype, shape = split.shards[0].cbed_dtype, split.cbed_shape
     environment = lmdb.open(str(directory), readonly=True, lock=False, max_readers=8)
 
     def samples() -> Iterator[np.ndarray]:
         with environment.begin(buffers=True) as transaction:
-            for index in pipeline.training_order(split.count, BATCH, 1, seed=0, epoch=0).flat:
+            for index in order.training_order(split.count, BATCH, 1, seed=0, epoch=0).flat:
                 found = transaction.get(f"cbed_{index}".encode())
                 yield np.frombuffer(found, dtype).reshape(shape)
         environment.close()

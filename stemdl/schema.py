@@ -118,10 +118,26 @@ class Simulate(Section):
     )
 
 
+class Records(Section):
+    """What the published network's LMDB environments do not say of themselves."""
+
+    scan: tuple[PositiveInt, PositiveInt] | None = Field(
+        None, description="probe positions (y, x); null: a square"
+    )
+    scan_step: PositiveFloat | None = Field(None, description="distance of probe positions [Å]")
+    detector_step: PositiveFloat | None = Field(None, description="width of detector pixels [1/Å]")
+    potential_blur: NonNegativeFloat = Field(0, description="sigma of the potential's blur [Å]")
+
+
 class Data(Section):
     """The data set and how samples become tensors."""
 
-    dir: Path = Field(Path("data"), description="data directory with train/ dev/ test/")
+    dir: Path = Field(
+        Path("data"),
+        description="data directory with train/ dev/ test/ of shards, or the LMDB environments "
+        "batch_train_0.db and so on of the published network",
+    )
+    records: Records = Records()
     sqrt: bool = Field(True, description="take the square root of the patterns first")
     normalise: Literal["pixel", "global"] = Field(
         "pixel", description="mean and deviation for each detector pixel, or one for all"

@@ -16,6 +16,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from stemdl import schema
+from stemdl.data import records
+from stemdl.data.records import Header
 from stemdl.data.tables import COLUMN, SAMPLE
 from stemdl.errors import UserError
 
@@ -49,6 +52,7 @@ class Shard:
     cbed_unit: str
     provenance: str
     first: int = 0  # row of the file at which these samples begin
+    records: Header | None = None  # the file is the published network's LMDB
 
     @property
     def cbed_bytes(self) -> int:
@@ -88,12 +92,60 @@ def open_shard(path: str | Path) -> Shard:
         )
 
 
+def open_records(path: str | Path, settings: schema.Records) -> Shard:
+    """Read the header of an LMDB environment of the published network, as that of a shard.
+
+    Raises:
+        UserError: missing, damaged or truncated; or a key of data.records is missing or wrong.
+    """
+    path = Path(path)
+    header = records.read_header(path)
+    probes, *detector = header.cbed.shape
+    channels, *size = header.potential.shape
+    if len(detector) != 2 or len(size) != 2 or channels != 1:
+        raise UserError(
+            f"{path}: holds {header.cbed.shape} -> {header.potential.shape}, wanted patterns "
+            "(probes, Ky, Kx) -> potential (1, H, W)"
+        )
+    scan = settings.scan or (math.isqrt(probes),) * 2
+    if math.prod(scan) != probes:
+        raise UserError(
+            f"{path}: each sample has {probes} probes, which are no scan of {scan[0]} x {scan[1]}; "
+            "set data.records.scan to [Sy, Sx]"
+        )
+    for key, unit in (("scan_step", "Å"), ("detector_step", "1/Å")):
+        if getattr(settings, key) is None:
+            raise UserError(f"{path}: does not say its {key}; set data.records.{key} [{unit}]")
+    assert settings.scan_step is not None and settings.detector_step is not None
+    return Shard(
+        path=path,
+        count=header.count,
+        cbed_shape=(*scan, detector[0], detector[1]),
+        cbed_dtype=header.cbed.dtype,
+        cbed_offset=None,
+        potential_shape=(size[0], size[1]),
+        potential_dtype=np.dtype("float32"),
+        potential_offset=None,
+        axes=Axes(
+            scan_step=settings.scan_step,
+            detector_step=settings.detector_step,
+            potential_pixel=settings.scan_step * scan[0] / size[0],
+            potential_blur=settings.potential_blur,
+        ),
+        cbed_unit="as stored",
+        provenance="",
+        records=header,
+    )
+
+
 def read_samples(shard: Shard, rows: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
     """The samples in `rows`, in that order and in the dtype stored.
 
     Returns:
         "cbed" (R, Sy, Sx, Ky, Kx), and "potential" (R, H, W) [V] if the shard has it.
     """
+    if shard.records is not None:
+        return _read_records(shard, rows)
     with _reading(shard.path) as file:
         found = {}
         for name in ("cbed", "potential"):
@@ -106,14 +158,34 @@ def read_samples(shard: Shard, rows: Sequence[int] | np.ndarray) -> dict[str, np
         return found
 
 
+def _read_records(shard: Shard, rows: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
+    assert shard.records is not None and shard.potential_shape is not None
+    found = {
+        "cbed": np.empty((len(rows), *shard.cbed_shape), shard.cbed_dtype),
+        "potential": np.empty((len(rows), *shard.potential_shape), shard.potential_dtype),
+    }
+    for place, row in enumerate(rows):
+        target = {name: array[place] for name, array in found.items()}
+        records.fill(shard.path, shard.records, shard.first + int(row), target)
+    return found
+
+
 def read_table(shard: Shard) -> np.ndarray:
     """The shard's (N,) SAMPLE records."""
+    if shard.records is not None:  # it says nothing of its samples
+        table = np.zeros(shard.count, SAMPLE)
+        for name in ("energy", "semi_angle", "defocus", "cs", "thickness", "dose", "mean_z"):
+            table[name] = np.nan
+        table["index"] = np.arange(shard.count)
+        return table
     with _reading(shard.path) as file:
         return file["sample"][shard.first : shard.first + shard.count].astype(SAMPLE)
 
 
 def read_columns(shard: Shard, row: int) -> np.ndarray:
     """The COLUMN records of one sample."""
+    if shard.records is not None:
+        return np.zeros(0, COLUMN)
     with _reading(shard.path) as file:
         columns = file["columns"][:].astype(COLUMN)
     return columns[columns["sample"] == shard.first + row]

@@ -19,13 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from stemdl import files
+from stemdl import files, schema
+from stemdl.data import records
 from stemdl.data.shard_reading import (
     FINGERPRINT,
     FORMAT,
     Axes,
     Shard,
     fingerprint,
+    open_records,
     open_shard,
     read_columns,
     read_samples,
@@ -52,13 +54,16 @@ __all__ = [
     "fingerprint",
     "locate",
     "locate_all",
+    "open_records",
     "open_shard",
+    "open_source",
     "open_split",
     "read_columns",
     "read_deal",
     "read_samples",
     "read_table",
     "shard_paths",
+    "source_paths",
     "verify",
     "write",
 ]
@@ -106,13 +111,23 @@ class Split:
 class _Listing:
     """What a directory says of a split, before any shard is opened."""
 
+    folder: Path
     rows: list[tuple[str, int, int | None]]  # file, first row, rows (None: all that it has)
     staged: bool
     node_part: bool
 
 
-def open_split(directory: str | Path, name: str, ranks: Ranks | None = None) -> Split:
+def open_split(
+    directory: str | Path,
+    name: str,
+    ranks: Ranks | None = None,
+    *,
+    calibration: schema.Records | None = None,
+) -> Split:
     """Open the shards `directory`/`name`/*.h5; in a staged directory, those dealt to this node.
+
+    Where there are none, the LMDB environments `directory`/batch_`name`_<n>.db of the published
+    network, calibrated by `calibration`. Nothing is ever written to `directory`.
 
     Given `ranks`, all of them call this together (and not within `Ranks.together`): the directory
     is listed once and each header read once, and the ranks tell each other. A file system that
@@ -128,7 +143,10 @@ def open_split(directory: str | Path, name: str, ranks: Ranks | None = None) -> 
         (ranks.local_rank, ranks.local_size) if listing.node_part else (ranks.rank, ranks.size)
     )
     with ranks.together(f"opening the shards of {directory / name}"):
-        own = {file: open_shard(directory / name / file) for file, *_ in listing.rows[place::size]}
+        own = {
+            file: open_source(listing.folder / file, calibration)
+            for file, *_ in listing.rows[place::size]
+        }
     headers = {file: header for part in ranks.collect(own) for file, header in part.items()}
     first, *others = (headers[file] for file in sorted(headers))
     for other in others:
@@ -136,13 +154,29 @@ def open_split(directory: str | Path, name: str, ranks: Ranks | None = None) -> 
     shards = [
         replace(
             headers[file],
-            path=directory / name / file,  # another rank's copy may lie elsewhere
+            path=listing.folder / file,  # another rank's copy may lie elsewhere
             first=start,
             count=headers[file].count if rows is None else rows,
         )
         for file, start, rows in listing.rows
     ]
     return Split(directory, name, tuple(shards), listing.node_part)
+
+
+def open_source(path: Path, calibration: schema.Records | None) -> Shard:
+    """`open_shard` for a shard, `open_records` for an LMDB environment."""
+    if path.suffix == records.SUFFIX:
+        return open_records(path, calibration or schema.Records())
+    return open_shard(path)
+
+
+def source_paths(directory: Path, name: str) -> list[Path]:
+    """The shards of a split, or else its LMDB environments; empty if it has neither.
+
+    Raises:
+        UserError: no such data directory, or it cannot be read.
+    """
+    return shard_paths(directory, name) or records.paths(directory, name)
 
 
 def shard_paths(directory: Path, name: str) -> list[Path]:
@@ -203,13 +237,16 @@ def _agree_on_listing(directory: Path, name: str, ranks: Ranks) -> _Listing:
 def _list(directory: Path, name: str) -> _Listing:
     deal = read_deal(directory)
     rows: list[tuple[str, int, int | None]]
+    folder = directory / name
     if deal is None:
-        rows = [(path.name, 0, None) for path in shard_paths(directory, name)]
+        paths = source_paths(directory, name)
+        folder = paths[0].parent if paths else folder
+        rows = [(path.name, 0, None) for path in paths]
     else:
         rows = [(file, first, count) for file, first, count in deal["splits"].get(name, [])]
     if not rows:
-        raise UserError(f"{directory / name}: no shards (*.h5); run stemdl-data simulate or import")
-    return _Listing(rows, deal is not None, deal is not None and name in deal["parts"])
+        raise UserError(f"{folder}: no shards (*.h5); run stemdl-data simulate or import")
+    return _Listing(folder, rows, deal is not None, deal is not None and name in deal["parts"])
 
 
 def _check_alike(first: Shard, other: Shard) -> None:

@@ -43,7 +43,11 @@ def evaluate(experiment: Experiment, ranks: Ranks) -> dict[str, Any]:
             network's, or a reconstruction with NaN.
     """
     settings = experiment.evaluate
-    split = _supervised(shards.open_split(experiment.data.dir, settings.split, ranks))
+    split = _supervised(
+        shards.open_split(
+            experiment.data.dir, settings.split, ranks, calibration=experiment.data.records
+        )
+    )
     with ranks.together("opening the run"):
         devices.set_up(experiment.train, experiment.seed, ranks)
         model, normaliser, trained = checkpoint.load_model(experiment.run, settings.checkpoint)

@@ -159,7 +159,7 @@ def data(experiment: Experiment, ranks: Ranks) -> str:
     directory, paths = experiment.data.dir, {}
     with ranks.together("listing the data set"):
         if ranks.rank == 0:  # alone: so many listings at once would stall the file system
-            paths = {split: shards.shard_paths(directory, split) for split in SPLITS}
+            paths = {split: shards.source_paths(directory, split) for split in SPLITS}
             if missing := [split for split in SPLITS if not paths[split]]:
                 raise UserError(f"{directory / missing[0]}: no shards (*.h5); set data.dir")
     paths = ranks.share(paths)
@@ -168,7 +168,7 @@ def data(experiment: Experiment, ranks: Ranks) -> str:
     try:
         for split in SPLITS:
             for path in paths[split][ranks.rank :: ranks.size]:
-                shard = shards.open_shard(path)
+                shard = shards.open_source(path, experiment.data.records)
                 shards.read_samples(shard, [0])
                 found[split].append(shard)
     except UserError as error:

@@ -1,12 +1,12 @@
 """What a rank trains and validates on: its splits, their normalisation and its batches."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-import tensorflow as tf
-
-from stemdl.data import normalise, pipeline, shards, trained_on
+from stemdl.data import normalise, order, pipeline, shards, trained_on
 from stemdl.data.normalise import Normaliser
+from stemdl.data.pipeline import Batches
 from stemdl.data.shards import Split
 from stemdl.errors import UserError
 from stemdl.ranks import Ranks
@@ -30,8 +30,8 @@ class Feed:
         assert self.train.potential_shape is not None  # _supervised has seen to it
         return self.train.cbed_shape, self.train.potential_shape
 
-    def training(self, epoch: int, start_step: int) -> tf.data.Dataset:
-        """This rank's batches of an epoch from `start_step` on."""
+    def training(self, steps: range) -> Batches:
+        """This rank's batches of the global `steps`."""
         return pipeline.training(
             self.train,
             self.normaliser,
@@ -39,11 +39,12 @@ class Feed:
             batch=self.experiment.train.batch,
             seed=self.experiment.seed,
             ranks=self.ranks,
-            epoch=epoch,
-            start_step=start_step,
+            steps_per_epoch=self.steps_per_epoch,
+            steps=steps,
         )
 
-    def validation(self) -> tf.data.Dataset:
+    @cached_property
+    def validation(self) -> Batches:
         """This rank's batches of the dev split; each sample is on one rank."""
         return pipeline.evaluation(
             self.dev,
@@ -63,8 +64,10 @@ def open_feed(experiment: Experiment, ranks: Ranks, directory: Path) -> Feed:
     Raises:
         UserError: on all ranks: no data, damaged shards, no potentials, too few samples.
     """
-    train = _supervised(shards.open_split(directory, "train", ranks))
-    dev = _supervised(shards.open_split(directory, "dev", ranks))
+    train, dev = (
+        _supervised(shards.open_split(directory, name, ranks, calibration=experiment.data.records))
+        for name in ("train", "dev")
+    )
     with ranks.together("opening the data"):
         if (train.cbed_shape, train.potential_shape) != (dev.cbed_shape, dev.potential_shape):
             raise UserError(
@@ -73,7 +76,7 @@ def open_feed(experiment: Experiment, ranks: Ranks, directory: Path) -> Feed:
                 f"{train.potential_shape}"
             )
         _, size = train.place(ranks)
-        steps = pipeline.steps_per_epoch(train.count, experiment.train.batch, size)
+        steps = order.steps_per_epoch(train.count, experiment.train.batch, size)
     normaliser = _normaliser(experiment, train, ranks)
     with ranks.together(f"writing {experiment.run / trained_on.NAME}"):
         if ranks.rank == 0:

@@ -19,6 +19,7 @@ import tensorflow as tf
 from stemdl import config, files, logs
 from stemdl.console import progress, say
 from stemdl.data import pipeline, staging
+from stemdl.data.pipeline import Batch
 from stemdl.errors import EXIT_USER_ERROR, UserError
 from stemdl.network import flops
 from stemdl.ranks import Ranks, stop_all
@@ -122,10 +123,11 @@ class Trainer:
         self.compiled = False
         stopped: str | None = None
         self.recorder.start("run_start")
+        batches = pipeline.ahead(self.feed.training(range(position.step, self.total_steps)))
         while position.epoch < settings.epochs and stopped is None:
             number = position.epoch
             self.recorder.start("epoch_start", epoch_num=number)
-            stopped = self._epoch()
+            stopped = self._epoch(batches)
             self.recorder.end("epoch_stop", epoch_num=number)
         if position.epoch == settings.epochs:
             stopped = None  # a signal after the last step interrupts nothing
@@ -138,10 +140,9 @@ class Trainer:
         self._conclude(stopped)
         return Outcome(position.step, stopped)
 
-    def _epoch(self) -> str | None:
+    def _epoch(self, batches: Iterator[Batch]) -> str | None:
         """Train to the end of the epoch; why to stop, or None."""
         position, steps = self.position, self.feed.steps_per_epoch
-        batches = iter(self.feed.training(position.epoch, position.step_in_epoch))
         what = f"epoch {position.epoch + 1}/{self.experiment.train.epochs}"
         remaining = range(position.step_in_epoch, steps)
         for _ in progress(remaining, what, unit="step", rank=self.ranks.rank):
@@ -159,7 +160,7 @@ class Trainer:
                 return stopped
         return None
 
-    def _next(self, batches: Iterator[dict[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
+    def _next(self, batches: Iterator[Batch]) -> Batch:
         """The next batch; if it cannot be read every rank ends, for none can go on without it."""
         try:
             with pipeline.user_errors():
@@ -171,7 +172,7 @@ class Trainer:
             stop_all(self.ranks, EXIT_USER_ERROR)
             raise
 
-    def _step(self, batch: dict[str, tf.Tensor]) -> None:
+    def _step(self, batch: Batch) -> None:
         number = tf.constant(self.position.step, tf.int64)
         if self.compiled:
             with self.clock.phase("compute"):
@@ -208,7 +209,7 @@ class Trainer:
         sums = np.zeros(3)
         shown: list[tuple[np.ndarray, np.ndarray]] = []
         with self.clock.phase("evaluation"), self.state.averaged_weights():
-            for batch in self.feed.validation():
+            for batch in self.feed.validation:
                 self.watchdog.beat("validation")
                 part, found = self.validation(batch)
                 sums += part.numpy()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from making_shards import data_set
 
 from stemdl import files, schema
-from stemdl.data import normalise, pipeline, shards, symmetry
+from stemdl.data import normalise, order, pipeline, reading, shards, symmetry
 from stemdl.errors import UserError
 from stemdl.ranks import Ranks
 
@@ -34,18 +34,25 @@ def normaliser(split, settings=PLAIN):
     return normalise.measure(split, settings, Ranks())
 
 
-def training(split, settings=PLAIN, *, batch=2, seed=5, ranks=None, epoch=0, **options):
-    dataset = pipeline.training(
+def batches_of(split, settings=PLAIN, *, batch=2, seed=5, ranks=None, epochs=range(1), start=0):
+    """The batches of some epochs from step `start` of the first one on."""
+    ranks = ranks or Ranks()
+    steps = order.steps_per_epoch(split.count, batch, split.place(ranks)[1])
+    return pipeline.training(
         split,
         normaliser(split),
         settings,
         batch=batch,
         seed=seed,
-        ranks=ranks or Ranks(),
-        epoch=epoch,
-        **options,
+        ranks=ranks,
+        steps_per_epoch=steps,
+        steps=range(epochs.start * steps + start, epochs.stop * steps),
     )
-    return [{name: value.numpy() for name, value in batch.items()} for batch in dataset]
+
+
+def training(split, settings=PLAIN, *, epoch=0, **options):
+    found = batches_of(split, settings, epochs=range(epoch, epoch + 1), **options)
+    return [{name: value.numpy() for name, value in batch.items()} for batch in found]
 
 
 def evaluation(split, *, batch=4, ranks=None):
@@ -75,24 +82,24 @@ sizes = st.integers(1, 6)
 def test_an_epoch_uses_each_sample_at_most_once_on_all_ranks(count, batch, size, seed):
     if count < batch * size:
         with pytest.raises(UserError, match=f"{count} training samples are fewer .* {size} ranks"):
-            pipeline.training_order(count, batch, size, seed=seed, epoch=0)
+            order.training_order(count, batch, size, seed=seed, epoch=0)
         return
-    order = pipeline.training_order(count, batch, size, seed=seed, epoch=0)
-    assert order.shape == (count // (batch * size), size, batch)
-    assert len(set(order.flat)) == order.size
-    assert set(order.flat) <= set(range(count))
+    found = order.training_order(count, batch, size, seed=seed, epoch=0)
+    assert found.shape == (count // (batch * size), size, batch)
+    assert len(set(found.flat)) == found.size
+    assert set(found.flat) <= set(range(count))
 
 
 @given(count=st.integers(8, 100), batch=st.integers(1, 2), seed=st.integers(0, 9))
 def test_two_ranks_see_the_global_batches_of_one_with_twice_the_batch(count, batch, seed):
-    two = pipeline.training_order(count, batch, 2, seed=seed, epoch=3)
-    one = pipeline.training_order(count, 2 * batch, 1, seed=seed, epoch=3)
+    two = order.training_order(count, batch, 2, seed=seed, epoch=3)
+    one = order.training_order(count, 2 * batch, 1, seed=seed, epoch=3)
     np.testing.assert_array_equal(two.reshape(one.shape), one)
 
 
 def test_epochs_and_seeds_shuffle_differently():
     orders = [
-        pipeline.training_order(50, 5, 1, seed=seed, epoch=epoch).tobytes()
+        order.training_order(50, 5, 1, seed=seed, epoch=epoch).tobytes()
         for seed in (0, 1)
         for epoch in (0, 1)
     ]
@@ -102,9 +109,9 @@ def test_epochs_and_seeds_shuffle_differently():
 @given(count=st.integers(1, 60), batch=sizes, size=sizes)
 def test_evaluation_uses_each_sample_once_with_equal_batches(count, batch, size):
     steps = -(-count // (size * batch))
-    parts = [pipeline.evaluation_order(count, batch, rank, size, steps) for rank in range(size)]
+    parts = [order.evaluation_order(count, batch, rank, size, steps) for rank in range(size)]
     assert {index.shape for index, _ in parts} == {(steps, batch)}
-    used = [int(i) for index, weight in parts for i in index[weight]]
+    used = [int(i) for index, weight in parts for i in index[weight > 0]]
     assert sorted(used) == list(range(count))
 
 
@@ -131,7 +138,7 @@ def test_batches_hold_the_normalised_samples(tmp_path, dtype, compression):
 @pytest.mark.parametrize("shape", ["split", "square"])
 def test_symmetry_acts_on_patterns_and_potential_alike(shape, request):
     split = request.getfixturevalue(shape)
-    order = symmetry.order(split.cbed_shape, split.potential_shape)
+    count = symmetry.order(split.cbed_shape, split.potential_shape)
     known, found = normaliser(split), {}
     for epoch in range(6):
         for batch in training(split, schema.Data(symmetry=True), batch=3, epoch=epoch):
@@ -139,7 +146,7 @@ def test_symmetry_acts_on_patterns_and_potential_alike(shape, request):
                 sample = stored(split, index)
                 fitting = [
                     operation
-                    for operation in range(order)
+                    for operation in range(count)
                     if np.allclose(
                         batch["cbed"][place],
                         known.cbed(symmetry.apply(operation, sample["cbed"])),
@@ -150,7 +157,7 @@ def test_symmetry_acts_on_patterns_and_potential_alike(shape, request):
                 wanted = known.potential(symmetry.apply(operation, sample["potential"]))
                 np.testing.assert_allclose(batch["potential"][place], wanted, atol=1e-5)
                 found[epoch, int(index)] = operation
-    assert set(found.values()) == set(range(order))
+    assert set(found.values()) == set(range(count))
     two = training(split, schema.Data(symmetry=True), ranks=Ranks(1, 2), batch=3, epoch=2)
     for batch in two:  # the same for the same sample, wherever it is used
         for place, index in enumerate(batch["index"]):
@@ -185,7 +192,46 @@ def test_the_same_bits_for_any_number_of_readers(split):
 def test_resuming_gives_the_remaining_batches_bit_for_bit(split):
     whole = training(split, AUGMENTED, epoch=2)
     for start in (1, 4, 7):
-        same(whole[start:], training(split, AUGMENTED, epoch=2, start_step=start))
+        same(whole[start:], training(split, AUGMENTED, epoch=2, start=start))
+
+
+def test_one_pipeline_goes_through_all_epochs(split):
+    many = batches_of(split, AUGMENTED, epochs=range(1, 4), start=2)
+    together = [{name: value.numpy() for name, value in batch.items()} for batch in many]
+    apart = [batch for epoch in (1, 2, 3) for batch in training(split, AUGMENTED, epoch=epoch)]
+    same(together, apart[2:])
+    same(together, [{name: value.numpy() for name, value in batch.items()} for batch in many])
+
+
+def test_a_batch_is_asked_for_while_the_one_before_is_in_use():
+    asked = threading.Semaphore(0)
+
+    def batches():
+        for number in range(3):
+            asked.release()
+            yield {"number": number}
+        raise UserError("no more")
+
+    ahead = pipeline.ahead(batches())
+    assert next(ahead) == {"number": 0}
+    assert asked.acquire(timeout=30)
+    for number in (1, 2):
+        assert asked.acquire(timeout=30)  # before it is taken
+        assert next(ahead) == {"number": number}
+    with pytest.raises(UserError, match="no more"):
+        next(ahead)
+    assert list(pipeline.ahead([])) == []
+
+
+def test_a_device_that_decodes_gets_the_same_batches(split, monkeypatch):
+    """As with a GPU, which is sent what is stored."""
+    wanted = training(split, AUGMENTED, batch=3)
+    monkeypatch.setattr(pipeline, "_gpu", lambda: "/CPU:0")
+    found = batches_of(split, AUGMENTED, batch=3)
+    assert next(iter(found.dataset))["cbed"].dtype == np.float16
+    for one, other in zip(wanted, found, strict=True):
+        for name in one:
+            np.testing.assert_allclose(one[name], other[name], atol=1e-5)
 
 
 def test_two_ranks_get_the_same_bits_as_one_with_twice_the_batch(split):
@@ -250,27 +296,37 @@ def test_a_part_of_a_shard_is_read_from_its_first_row(split):
 def test_memory_is_bounded_by_readers_and_prefetch(tmp_path, monkeypatch):
     split = shards.open_split(data_set(tmp_path / "data", {"train": (40,)}), "train")
     lock, reads = threading.Lock(), []
-    read_sample = pipeline._read_sample
+    read_sample = reading._read_sample
 
     def counting(*arguments):
         with lock:
             reads.append(time.monotonic())
         return read_sample(*arguments)
 
-    monkeypatch.setattr(pipeline, "_read_sample", counting)
+    monkeypatch.setattr(reading, "_read_sample", counting)
     bounds = schema.Data(symmetry=False, readers=2, prefetch=3)
-    dataset = pipeline.training(
-        split, normaliser(split), bounds, batch=1, seed=0, ranks=Ranks(), epoch=0
-    )
-    batches = iter(dataset)
+    batches = iter(batches_of(split, bounds, batch=1))
     for taken in range(1, 6):
         next(batches)
         time.sleep(0.3)  # long enough to read all 40, were there no bound
         assert taken < len(reads) <= taken + 2 + 3 + 1
 
 
+def test_memory_is_used_again_when_nobody_holds_it():
+    memory, dtype = reading.Memory(), np.dtype("float16")
+    first, second = memory.take((3, 5), dtype), memory.take((3, 5), dtype)
+    places = {first.ctypes.data, second.ctypes.data}
+    assert len(places) == 2
+    assert all(place % reading.ALIGNMENT == 0 for place in places)
+    del first
+    third = memory.take((3, 5), dtype)
+    assert third.ctypes.data in places
+    assert third.ctypes.data != second.ctypes.data
+    assert memory.take((3, 6), dtype).shape == (3, 6)
+
+
 def test_few_files_are_held_open(tmp_path, monkeypatch):
-    monkeypatch.setattr(pipeline, "OPEN_FILES", 2)
+    monkeypatch.setattr(reading, "OPEN_FILES", 2)
     split = shards.open_split(data_set(tmp_path / "data", {"train": (2,) * 12}), "train")
 
     def held():
@@ -278,10 +334,7 @@ def test_few_files_are_held_open(tmp_path, monkeypatch):
         return sum(str(tmp_path) in os.path.realpath(link) for link in links)
 
     most = 0
-    dataset = pipeline.training(
-        split, normaliser(split), PLAIN, batch=2, seed=0, ranks=Ranks(), epoch=0
-    )
-    for _ in dataset:
+    for _ in batches_of(split):
         most = max(most, held())
     assert 1 <= most <= 2 + PLAIN.readers
 
@@ -309,8 +362,7 @@ def test_a_bad_number_in_any_split_is_reported_with_its_place(tmp_path, split):
 
 @pytest.mark.parametrize("fault", ["truncated", "removed"])
 def test_a_shard_that_goes_away_while_training_is_named(split, fault):
-    known = normaliser(split)
-    dataset = pipeline.training(split, known, PLAIN, batch=2, seed=0, ranks=Ranks(), epoch=0)
+    dataset = batches_of(split)
     path = split.shards[1].path
     if fault == "truncated":
         os.truncate(path, 5000)
