@@ -15,6 +15,7 @@ from making_shards import data_set, flip_byte
 from stemdl import cli, config
 from stemdl.data import claims, copying, shards, staging
 from stemdl.errors import UserError
+from stemdl.launch import local
 from stemdl.ranks import Ranks
 
 # The command line with a slow disk, 4 kB at a time: a signal comes in the middle of a file.
@@ -33,11 +34,11 @@ sys.exit(cli.main(sys.argv[1:]))
 """
 
 
-def start_slow(folder, seconds, *arguments):
+def start_slow(folder, seconds, *arguments, launcher=()):
     script = folder / "slow.py"
     script.write_text(SLOW.replace("SECONDS", str(seconds)))
     return subprocess.Popen(
-        [sys.executable, script, *arguments],
+        [*launcher, sys.executable, script, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -99,6 +100,20 @@ def test_a_signal_in_the_middle_loses_nothing_that_is_copied(data, tmp_path, num
     assert contents(target) == contents(data)
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     assert not list(nvme.rglob("*.tmp"))
+
+
+@pytest.mark.mpi
+def test_a_signal_to_mpirun_reaches_the_ranks(data, tmp_path):
+    nvme, settings = tmp_path / "nvme", experiment(data)
+    launcher = [local.mpirun(), "-n", "2"]
+    process = start_slow(tmp_path, 0.05, "stage", file_of(settings), launcher=launcher)
+    wait_until(lambda: len(list(nvme.rglob("*.h5"))) >= 2, process)
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75, errors
+    assert len(list(nvme.rglob("*.h5"))) < 6
+    assert not list(nvme.rglob("*.tmp"))
+    assert contents(staging.stage(settings, Ranks())) == contents(data)
 
 
 def test_training_that_is_stopped_while_it_stages_goes_on(tiny_experiment, tmp_path):
