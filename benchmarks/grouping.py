@@ -89,6 +89,7 @@ def compare_planners(options: argparse.Namespace, case: dict) -> None:
 
     if "slow" in options.networks and not available():
         sys.exit("the slow network needs root, ip and tc; --networks quick does without")
+    target = ROOT / "build/benchmarks/grouping.json"
     cases = []
     for ranks in options.ranks:
         for kind in options.networks:
@@ -99,12 +100,8 @@ def compare_planners(options: argparse.Namespace, case: dict) -> None:
             for each in found["sets"]:
                 cases.append(common | each)
                 print(line(cases[-1]), flush=True)
-    target = ROOT / "build/benchmarks/grouping.json"
-    files.write_json(
-        target,
-        "stemdl.benchmark/1",
-        {"compute_s": COMPUTE, "megabits": options.megabits, "cases": cases},
-    )
+            result = {"compute_s": COMPUTE, "megabits": options.megabits, "cases": cases}
+            files.write_json(target, "stemdl.benchmark/1", result)
     print(f"wrote {target}")
 
 
