@@ -84,7 +84,8 @@ def lines(forecast: Forecast, jobs: Sequence[Job], settings: schema.Simulate) ->
     size = sample_bytes(settings)
     said = [
         f"to make: {samples} samples in {len(jobs)} shards, {files.human_bytes(samples * size)}",
-        f"pace measured: {3600 / each:,.0f} samples/hour a {unit}, {each:.2g} s a sample",
+        f"pace measured: {3600 / each:,.1f} samples/hour a {unit}, "
+        f"{f'{each:.2g}' if each < 10 else f'{each:,.0f}'} s a sample",
         f"expected: {duration(forecast.wall)} on {forecast.workers} "
         f"{'process' if forecast.workers == 1 else 'processes'}, {busy:.0%} of them busy",
         f"a shard: {len(jobs[longest].rows)} samples, "

@@ -49,7 +49,7 @@ def test_the_lines_add_up():
     said = forecast.lines(forecast.divide(np.full(3, 120.0), 1, 4), jobs, wanted)
     assert forecast.sample_bytes(wanted) == 2 * 2 * 5 * 5 * 2 + 4 * 4 * 4
     assert said[0] == "to make: 180 samples in 3 shards, 47.5 kB"
-    assert "1,800 samples/hour a core, 2 s a sample" in said[1]
+    assert "1,800.0 samples/hour a core, 2 s a sample" in said[1]
     assert "expected: 2 min on 4 processes, 75% of them busy" in said[2]
     assert "60 samples, 15.8 kB, up to 2 min of a core" in said[3]
     assert "930,000 samples, made like these: 516.7 core-hours, 245.5 MB" in said[4]
