@@ -125,7 +125,10 @@ def _listed(directory: Path) -> list[Listed]:
     if records:
         raise UserError(f"{directory / min(records)}: listed in {manifest.NAME} but not there")
     if not any(split == DEALT for split, *_ in found):
-        raise UserError(f"{directory / DEALT}: no shards (*.h5); run stemdl-data simulate")
+        raise UserError(
+            f"{directory / DEALT}: no shards (*.h5) to stage; run stemdl-data simulate or import, "
+            "or set stage.dir to null to read files of another kind in place"
+        )
     return found
 
 
