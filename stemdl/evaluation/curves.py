@@ -16,7 +16,7 @@ Array = NDArray[np.float64]
 
 
 def trends(path: Path, records: Sequence[Mapping[str, Any]], scores: Mapping[str, Array]) -> None:
-    """Errors of the network against thickness, mean atomic number and number of elements.
+    """Errors of the network against thickness, mean atomic number and number of elements, if known.
 
     Args:
         records: the fields of shards.SAMPLE for each sample.
@@ -27,12 +27,17 @@ def trends(path: Path, records: Sequence[Mapping[str, Any]], scores: Mapping[str
         "mean atomic number": "mean_z",
         "number of elements": "elements",
     }
+    known = {
+        cause: values
+        for cause, key in causes.items()
+        if np.isfinite(values := np.array([record[key] for record in records], float)).all()
+    }
     with canvas(path, 10.5, 2.7 * len(scores)) as figure:
-        panels = figure.subplots(len(scores), len(causes), sharey="row", squeeze=False)
+        panels = figure.subplots(len(scores), len(known), sharey="row", squeeze=False)
         for row, (label, values) in zip(panels, scores.items(), strict=True):
             row[0].set_ylabel(label)
-            for panel, (cause, key) in zip(row, causes.items(), strict=True):
-                _trend(panel, np.array([record[key] for record in records], float), values)
+            for panel, (cause, of_samples) in zip(row, known.items(), strict=True):
+                _trend(panel, of_samples, values)
                 panel.set_xlabel(cause)
                 panel.set_ylim(bottom=0)
 

@@ -16,7 +16,7 @@ from phase_objects import write_phase_split
 from stemdl import config, files
 from stemdl.data import normalise, shards, trained_on
 from stemdl.errors import UserError
-from stemdl.evaluation import assess, page, report, summary
+from stemdl.evaluation import assess, curves, page, report, summary
 from stemdl.ranks import Ranks
 from stemdl.schema import Experiment
 
@@ -251,3 +251,10 @@ def test_predict_refuses_a_network_that_gives_nan(reconstruct, tiny_data):
 
     with pytest.raises(UserError, match=r"the network gives NaN or infinity for sample 0"):
         reconstruct(tiny_data / "test" / "00000.h5", spoil)
+
+
+def test_causes_that_nobody_knows_have_no_trend(tmp_path):
+    """As of LMDB records, or of measured data."""
+    records = [{"thickness": np.nan, "mean_z": 20.0 + n, "elements": 2} for n in range(4)]
+    curves.trends(tmp_path / "trends.png", records, {"MAE [V]": np.arange(4.0)})
+    assert (tmp_path / "trends.png").read_bytes().startswith(b"\x89PNG")
