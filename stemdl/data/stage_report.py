@@ -1,17 +1,14 @@
 """How staging went: RUN/stage.json and one line."""
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stemdl import files
+from stemdl import files, filesystems
 from stemdl.console import say
 from stemdl.ranks import Ranks
 
 SCHEMA = "stemdl.stage/1"
-IN_MEMORY = {"tmpfs", "ramfs"}
-SHARED = {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "panfs", "wekafs", "afs"}
 
 
 @dataclass(frozen=True)
@@ -83,13 +80,13 @@ def summary(everyone: list[Done], wall: float) -> dict[str, Any]:
 
 def warnings(source: Path, target: Path) -> list[str]:
     """Reasons why reading from `target` may be no better than from `source`."""
-    kind = filesystem(target, Path("/proc/mounts"))
+    kind = filesystems.kind(target)
     found = []
-    if kind in IN_MEMORY:
+    if kind in filesystems.IN_MEMORY:
         found.append(
             f"{target} lives in memory ({kind}), not on a disk; set stage.dir to the node's disk"
         )
-    if kind in SHARED:
+    if filesystems.is_shared(kind):
         found.append(
             f"{target} is on a shared file system ({kind}); set stage.dir to the node's disk"
         )
@@ -99,22 +96,6 @@ def warnings(source: Path, target: Path) -> list[str]:
             "stage.dir to the node's disk, or to null"
         )
     return found
-
-
-def filesystem(path: Path, mounts: Path) -> str | None:
-    """Type of the file system that holds `path`, such as "xfs"; None if `mounts` does not say."""
-    try:
-        lines = mounts.read_text().splitlines()
-    except OSError:
-        return None
-    path = path.resolve()
-    best: tuple[int, str | None] = (0, None)
-    for line in lines:
-        name, kind = line.split()[1:3]
-        point = Path(re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), name))
-        if path.is_relative_to(point) and len(point.parts) >= best[0]:  # later ones lie on top
-            best = (len(point.parts), kind)
-    return best[1]
 
 
 def _rate(gigabytes: float, seconds: float) -> float:

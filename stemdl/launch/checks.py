@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 import stemdl
-from stemdl import files
+from stemdl import files, filesystems
 from stemdl.data import shards, stage_plan
 from stemdl.data.shards import Shard
 from stemdl.data.stage_plan import SPLITS
@@ -29,8 +29,6 @@ CLOCK_LIMIT = 0.5  # s; wall limits and logs are read off rank 0's clock
 LATENCY_LIMIT = 0.1  # s for a number over all ranks; more means a wrong network or oversubscription
 PAYLOAD = 64 << 20  # bytes of the bandwidth measurement; as a fusion buffer of gradients
 SPEED_BYTES = 64 << 20  # written to a staging disk
-RAM = {"tmpfs", "ramfs", "devtmpfs"}
-SHARED = {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "panfs", "afs", "cifs", "pvfs2", "dvs"}
 
 
 def layout(ranks: Ranks) -> str:
@@ -213,12 +211,12 @@ def storage(experiment: Experiment, ranks: Ranks) -> str:
     probe.unlink(missing_ok=True)
     if fault is not None:
         raise UserError(fault)
-    kind = file_system(base)
-    if seen or kind in SHARED or kind.startswith("fuse."):
+    kind = filesystems.kind(base) or "of an unknown kind"
+    if seen or filesystems.is_shared(kind):
         raise UserError(
             f"{base}: is shared between nodes ({kind}); set stage.dir to a disk of the node's own"
         )
-    if kind in RAM:
+    if kind in filesystems.IN_MEMORY:
         raise UserError(
             f"{base}: is memory, not a disk ({kind}); set stage.dir to the node's disk "
             "(Summit and Frontier: /mnt/bb/$USER, asked for with -alloc_flags nvme or -C nvme)"
@@ -247,19 +245,6 @@ def run(experiment: Experiment, ranks: Ranks) -> str:
         except OSError as error:
             raise UserError(f"{target}: cannot be written ({error.strerror}); set run") from error
     return f"{target} can be written"
-
-
-def file_system(path: Path, mounts: str | None = None) -> str:
-    """The type of the file system that holds `path`, such as "xfs" or "tmpfs".
-
-    `mounts` is the text of /proc/mounts.
-    """
-    text = Path("/proc/mounts").read_text() if mounts is None else mounts
-    entries = [line.split()[1:3] for line in text.splitlines()]
-    resolved = path.resolve()
-    holding = [(mount, kind) for mount, kind in entries if resolved.is_relative_to(mount)]
-    # The last of the longest: a later mount hides an earlier one of the same name.
-    return max(enumerate(holding), key=lambda each: (len(each[1][0]), each[0]))[1][1]
 
 
 def _write_speed(probe: Path, *, own: bool) -> float:

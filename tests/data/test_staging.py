@@ -300,19 +300,6 @@ def test_copies_leave_no_pages_in_memory(listed):
     assert sum(map(int, resident.stdout.split())) == 0
 
 
-def test_file_systems_are_told_apart(tmp_path):
-    mounts = tmp_path / "mounts"
-    (tmp_path / "a b").mkdir()
-    mounts.write_text(
-        f"/dev/sda / ext4 rw 0 0\nram {tmp_path} tmpfs rw 0 0\n"
-        f"fs {tmp_path}/a\\040b lustre rw 0 0\n"
-    )
-    assert stage_report.filesystem(tmp_path / "x", mounts) == "tmpfs"
-    assert stage_report.filesystem(tmp_path / "a b" / "x", mounts) == "lustre"
-    assert stage_report.filesystem(tmp_path.parent, mounts) == "ext4"
-    assert stage_report.filesystem(tmp_path, tmp_path / "missing") is None
-
-
 @pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no file system in memory")
 def test_a_target_in_memory_or_beside_the_source_is_warned_of(listed, capsys):
     shm = f"/dev/shm/stemdl-test-{os.getpid()}"

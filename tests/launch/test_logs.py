@@ -2,12 +2,8 @@
 
 import logging
 import warnings
-from pathlib import Path
-
-import pytest
 
 from stemdl import logs
-from stemdl.launch import checks
 from stemdl.ranks import Ranks
 from stemdl.training import stragglers
 from stemdl.training.stragglers import Effort
@@ -87,29 +83,3 @@ def test_a_rank_that_waits_least_is_the_slow_one():
     (line,) = efforts.report({"data": 0.0, "compute": 6.5, "reduction": 2.5}, Pair())
     assert "rank 1 on b 300.0 ms" in line
     assert "rank 0" not in line
-
-
-MOUNTS = """\
-/dev/root / ext4 rw 0 0
-tmpfs /dev/shm tmpfs rw 0 0
-/dev/mapper/bb /mnt/bb/ann xfs rw 0 0
-alpine /gpfs/alpine gpfs rw 0 0
-"""
-
-
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/mnt/bb/ann/data", "xfs"),
-        ("/mnt/bb/annie", "ext4"),
-        ("/dev/shm/x", "tmpfs"),
-        ("/gpfs/alpine/abc123", "gpfs"),
-        ("/", "ext4"),
-    ],
-)
-def test_file_systems_by_the_longest_mount(path, kind):
-    assert checks.file_system(Path(path), MOUNTS) == kind
-
-
-def test_this_machines_memory_is_known_as_memory():
-    assert checks.file_system(Path("/dev/shm")) in checks.RAM
