@@ -22,7 +22,7 @@ from stemdl.launch import chain, progress, status
 
 pytestmark = pytest.mark.mpi
 RANKS = 2
-EPOCHS = 80  # of one step each, long enough for a signal to find the run in the middle
+EPOCHS = 320  # of one step each: some seconds, so that a signal finds the run in the middle
 SITE = "configs/sites/summit.yaml"
 
 
@@ -31,7 +31,7 @@ def overrides(path: Path) -> list[str]:
     return [
         f"run={path}",
         f"train.epochs={EPOCHS}",
-        "train.validate_every=40",
+        "train.validate_every=160",
         "train.log_every=1",
         "train.checkpoint_every=1",
         "evaluate.baselines=false",
