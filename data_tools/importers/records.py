@@ -1,6 +1,5 @@
 """The LMDB records of the published network as scans; `stemdl.data.records` describes them."""
 
-import math
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,6 @@ from data_tools.importers.calibration import Known
 from data_tools.importers.scan import Given, Scan
 from stemdl.data import records
 from stemdl.data.records import Field, Get
-from stemdl.errors import UserError
 
 
 def open_records(path: Path, given: Given, stack: ExitStack) -> list[Scan]:
@@ -22,13 +20,8 @@ def open_records(path: Path, given: Given, stack: ExitStack) -> list[Scan]:
     """
     header = records.read_header(path)
     get = stack.enter_context(records.reading(path))
-    probes, *detector = header.cbed.shape
-    scan = given.scan or (math.isqrt(probes),) * 2
-    if math.prod(scan) != probes:
-        raise UserError(
-            f"{path}: each sample has {probes} probes, which are no scan of {scan[0]} x "
-            f"{scan[1]}; give --scan Y,X"
-        )
+    _, *detector = header.cbed.shape
+    scan = records.scan_of(path, header, given.scan, "give --scan Y,X")
     # As fftshift leaves them: the zero frequency is pixel n // 2.
     origin = Known((float(detector[0] // 2), float(detector[1] // 2)), "assumed: zero frequency")
     stored = (*scan, *detector)

@@ -45,12 +45,12 @@ def reader(split: shards.Split) -> Reader:
     The function raises a UserError for a file that is gone, truncated or holds NaN or infinity.
     """
     hold = lru_cache(OPEN_FILES)(_held)
-    memory = Memory()
+    memory, arrays = Memory(), kinds(split)
 
     def read(index: np.ndarray, turns: np.ndarray | None = None) -> Sample:
         out = {
             name: memory.take((len(index), *shape), dtype)
-            for name, (shape, dtype) in kinds(split).items()
+            for name, (shape, dtype) in arrays.items()
         }
         places = shards.locate_all(split, index)
         for place, (shard, row) in enumerate(places):

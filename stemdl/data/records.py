@@ -94,6 +94,24 @@ def read_header(path: Path) -> Header:
     return header
 
 
+def scan_of(
+    path: Path, header: Header, given: tuple[int, int] | None, remedy: str
+) -> tuple[int, int]:
+    """The scan (Sy, Sx) of each sample's probes: the one that is given, or else a square.
+
+    Raises:
+        UserError: the probes are no such scan; `remedy` says what to do.
+    """
+    probes = header.cbed.shape[0]
+    scan = given or (math.isqrt(probes),) * 2
+    if math.prod(scan) != probes:
+        raise UserError(
+            f"{path}: each sample has {probes} probes, which are no scan of {scan[0]} x {scan[1]}; "
+            f"{remedy}"
+        )
+    return scan
+
+
 def array(path: Path, get: Get, field: Field, index: int) -> np.ndarray:
     """One array of a sample, without a copy: valid as long as `get` is.
 

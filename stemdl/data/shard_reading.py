@@ -100,19 +100,14 @@ def open_records(path: str | Path, settings: schema.Records) -> Shard:
     """
     path = Path(path)
     header = records.read_header(path)
-    probes, *detector = header.cbed.shape
+    _, *detector = header.cbed.shape
     channels, *size = header.potential.shape
     if len(detector) != 2 or len(size) != 2 or channels != 1:
         raise UserError(
             f"{path}: holds {header.cbed.shape} -> {header.potential.shape}, wanted patterns "
             "(probes, Ky, Kx) -> potential (1, H, W)"
         )
-    scan = settings.scan or (math.isqrt(probes),) * 2
-    if math.prod(scan) != probes:
-        raise UserError(
-            f"{path}: each sample has {probes} probes, which are no scan of {scan[0]} x {scan[1]}; "
-            "set data.records.scan to [Sy, Sx]"
-        )
+    scan = records.scan_of(path, header, settings.scan, "set data.records.scan to [Sy, Sx]")
     for key, unit in (("scan_step", "Å"), ("detector_step", "1/Å")):
         if getattr(settings, key) is None:
             raise UserError(f"{path}: does not say its {key}; set data.records.{key} [{unit}]")

@@ -104,7 +104,7 @@ class Split:
 
     def place(self, ranks: Ranks) -> tuple[int, int]:
         """This rank's number among the ranks that share these samples, and how many they are."""
-        return (ranks.local_rank, ranks.local_size) if self.node_part else (ranks.rank, ranks.size)
+        return _place(self.node_part, ranks)
 
 
 @dataclass(frozen=True)
@@ -139,9 +139,7 @@ def open_split(
     """
     directory, ranks = Path(directory), ranks or Ranks()
     listing = _agree_on_listing(directory, name, ranks)
-    place, size = (
-        (ranks.local_rank, ranks.local_size) if listing.node_part else (ranks.rank, ranks.size)
-    )
+    place, size = _place(listing.node_part, ranks)
     with ranks.together(f"opening the shards of {directory / name}"):
         own = {
             file: open_source(listing.folder / file, calibration)
@@ -218,6 +216,11 @@ def locate_all(split: Split, indices: np.ndarray) -> list[tuple[Shard, int]]:
     places = np.searchsorted(split.starts, indices, side="right") - 1
     rows = indices - split.starts[places]
     return [(split.shards[place], row) for place, row in zip(places, rows.tolist(), strict=True)]
+
+
+def _place(node_part: bool, ranks: Ranks) -> tuple[int, int]:
+    """This rank and the number of ranks among those that share a split."""
+    return (ranks.local_rank, ranks.local_size) if node_part else (ranks.rank, ranks.size)
 
 
 def _agree_on_listing(directory: Path, name: str, ranks: Ranks) -> _Listing:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stemdl import files
+from stemdl import config, files
 from stemdl.data import manifest, shards
 
 SCAN, DETECTOR, POTENTIAL = (3, 5), (7, 11), (6, 10)
@@ -59,3 +59,13 @@ def flip_byte(path: Path, offset: int) -> None:
     content = bytearray(path.read_bytes())
     content[offset] ^= 0x10
     path.write_bytes(content)
+
+
+def experiment(data, **stage):
+    """One that stages `data` beside it; `stage`: keys of that section."""
+    tree = {
+        "run": str(data.parent / "run"),
+        "data": {"dir": str(data)},
+        "stage": {"dir": str(data.parent / "nvme"), "keep_free": 0} | stage,
+    }
+    return config.build(tree, "test")

@@ -11,7 +11,7 @@ import time
 from collections import namedtuple
 
 import pytest
-from making_shards import data_set, flip_byte, list_shards, write
+from making_shards import data_set, experiment, flip_byte, list_shards, write
 
 from stemdl import config
 from stemdl.data import copying, shards, stage_report, staging
@@ -29,15 +29,6 @@ def data(tmp_path, request):
 @pytest.fixture
 def listed(tmp_path):
     return data_set(tmp_path / "data")
-
-
-def experiment(data, **stage):
-    tree = {
-        "run": str(data.parent / "run"),
-        "data": {"dir": str(data)},
-        "stage": {"dir": str(data.parent / "nvme"), "keep_free": 0} | stage,
-    }
-    return config.build(tree, "test")
 
 
 def stage(data, **keys):

@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from making_shards import data_set, flip_byte
+from making_shards import data_set, experiment, flip_byte
 
 from stemdl import cli, config
 from stemdl.data import claims, copying, shards, staging
@@ -48,15 +48,6 @@ def start_slow(folder, seconds, *arguments, launcher=()):
 @pytest.fixture
 def data(tmp_path):
     return data_set(tmp_path / "data")
-
-
-def experiment(data, **stage):
-    tree = {
-        "run": str(data.parent / "run"),
-        "data": {"dir": str(data)},
-        "stage": {"dir": str(data.parent / "nvme"), "keep_free": 0} | stage,
-    }
-    return config.build(tree, "test")
 
 
 def file_of(settings):
