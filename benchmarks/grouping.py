@@ -25,19 +25,19 @@ import argparse
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+from emulated_step import ALONE
 from slow_network import FAST, Network, available, slow_network
 
 ROOT = Path(__file__).parent.parent
+WORKER = str(Path(__file__).with_name("emulated_step.py"))
 COMPUTE = 0.12  # emulated forward and backward pass [s]
 TOTAL = 1.0e6  # gradients of each set [B]
 PLANNERS = ("none", "layer", "equal:4", "bytes:0.2MB", "optimal")
@@ -46,9 +46,7 @@ GIVE_WAY = {
     "MPIR_CVAR_CH4_PROGRESS_THROTTLE": "1",
     "MPIR_CVAR_CH4_PROGRESS_THROTTLE_NO_PROGRESS_COUNT": "16",
 }
-BURSTS = 25  # moments at which the emulated device hands on gradients
 CACHE = {"cache_capacity": 16_384}  # holds the names of all planners' tensors
-ALONE = "alone"  # among the planners: without reductions
 
 
 def main() -> None:
@@ -60,11 +58,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="steps with each planner")
     parser.add_argument("--levers", action="store_true", help="cache and fusion off instead")
     parser.add_argument("--negotiation", action="store_true", help="the cache's worth instead")
-    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.worker:
-        work(json.loads(options.worker.read_text()))
-        return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # namespaces are removed
     if options.negotiation:
         compare_cache(max(options.ranks), options.rounds)
@@ -72,7 +66,7 @@ def main() -> None:
     sets = {"paper": papers_gradients, "small": small_gradients}
     case = {
         "reduction": CACHE,
-        "planners": PLANNERS,
+        "planners": [ALONE, *PLANNERS],
         "compute": COMPUTE,
         "rounds": options.rounds,
         "sets": {name: sets[name]() for name in options.sets},
@@ -189,13 +183,13 @@ def small_gradients(count: int = 1000) -> list[dict]:
 
 
 def start(ranks: int, network: Network, case: dict) -> dict:
-    """Run this file's worker on `ranks` processes; what rank 0 reports."""
+    """Run the emulated steps on `ranks` processes; what rank 0 reports."""
     from stemdl.launch import local
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "case.json")
         path.write_text(json.dumps(case))
-        program = network.command([sys.executable, __file__, "--worker", str(path)])
+        program = network.command([sys.executable, WORKER, str(path)])
         done = subprocess.run(
             [local.mpirun(), "-n", str(ranks), *program],
             env=os.environ | network.environment | GIVE_WAY | {"TF_CPP_MIN_LOG_LEVEL": "2"},
@@ -205,112 +199,6 @@ def start(ranks: int, network: Network, case: dict) -> dict:
             check=True,
         )
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def work(case: dict) -> None:
-    """One rank: measure the link, then steps with each planner in turn."""
-    import tensorflow as tf
-
-    from stemdl import ranks, schema
-    from stemdl.reduction import grouping, levers, link, plan
-
-    here = ranks.discover()
-    tf.get_logger().setLevel("ERROR")  # each planner's step is traced once, as it must be
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # starts sooner
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(2)
-    levers.start(schema.Reduction(**case["reduction"]), here)
-    report = {"plain_MB_s": plain_allreduce(here), "sets": []}
-    cost = link.measure(here)
-    for name, tensors in case["sets"].items():
-        gradients = bursts([grouping.Gradient(**each) for each in tensors])
-        steps = {ALONE: emulated_step(gradients, None, here, ALONE)}
-        for planner in case["planners"]:
-            groups = grouping.plan(planner, gradients, cost)
-            steps[planner] = emulated_step(gradients, groups, here, planner)
-        times: dict[str, list[float]] = {planner: [] for planner in steps}
-        for turn in range(2 + case["rounds"]):
-            for planner, step in steps.items():
-                here.barrier()
-                begun = time.perf_counter()
-                step()
-                spent = max(here.collect(time.perf_counter() - begun))
-                if turn >= 2:  # Horovod's cache is full
-                    times[planner].append(spent)
-        medians = {planner: statistics.median(found) for planner, found in times.items()}
-        found = {"set": name, "step_s": medians, "link": asdict(cost)}
-        if "optimal" in medians:
-            outlook = plan.Outlook(gradients, case["compute"], cost, here.size, "measured")
-            rows = {row["planner"]: row for row in plan.compare(outlook, case["planners"])}
-            found["model_step_s"] = {planner: row["step_s"] for planner, row in rows.items()}
-            found["groups"] = {planner: row["groups"] for planner, row in rows.items()}
-            found["reductions"] = {planner: row["reductions"] for planner, row in rows.items()}
-            slower = medians["optimal"] / rows["optimal"]["step_s"]
-            for of in ("over_bound", "over_limit"):
-                found[f"model_{of}"] = rows["optimal"][of]
-                found[f"measured_{of}"] = rows["optimal"][of] * slower
-        report["sets"].append(found)
-    if here.rank == 0:
-        print(json.dumps(report))
-
-
-def plain_allreduce(here) -> float:
-    """MPI's own allreduce of 4 MB, best of 5 [MB/s of one rank's bytes]."""
-    values = np.zeros(10**6, np.float32)
-    spans = []
-    for _ in range(5):
-        here.barrier()
-        begun = time.perf_counter()
-        here.comm.Allreduce(values, np.empty_like(values))
-        spans.append(max(here.collect(time.perf_counter() - begun)))
-    return values.nbytes / min(spans) / 1e6
-
-
-def bursts(gradients: list) -> list:
-    """Ready times rounded up to at most BURSTS moments, as the emulated device hands them on."""
-    moment = max(gradient.ready for gradient in gradients) / BURSTS or 1.0
-    return [
-        replace(gradient, ready=moment * np.ceil(gradient.ready / moment - 1e-9))
-        for gradient in gradients
-    ]
-
-
-def emulated_step(gradients: list, groups: list[list[int]] | None, here, name: str):
-    """A tf.function that waits for each moment, hands on its gradients and reduces the groups."""
-    import tensorflow as tf
-
-    from stemdl.reduction import allreduce
-
-    at: dict[float, list] = {}  # moment -> gradients
-    for gradient in gradients:
-        at.setdefault(gradient.ready, []).append(gradient)
-    sizes = {moment: [each.bytes // 4 for each in found] for moment, found in at.items()}
-    values = {moment: tf.random.normal((sum(found),)) for moment, found in sizes.items()}
-    zero, begun = tf.zeros(()), [0.0]
-
-    def wait(_before: np.ndarray, until: np.ndarray) -> np.ndarray:
-        time.sleep(max(begun[0] + float(until) - time.perf_counter(), 0))
-        return np.float32(0)
-
-    @tf.function(autograph=False)
-    def step(token: tf.Tensor) -> tf.Tensor:
-        handed: dict[int, tf.Tensor] = {}
-        for moment in sorted(at):
-            token = tf.numpy_function(wait, [token, moment], tf.float32, stateful=False)
-            parts = tf.split(values[moment] + tf.ensure_shape(token, ()), sizes[moment])
-            for gradient, part in zip(at[moment], parts, strict=True):
-                handed[gradient.index] = part
-        ordered = [handed[index] for index in range(len(gradients))]
-        if groups is None:
-            return tf.add_n([each[0] for each in ordered])
-        reduced = allreduce.average(ordered, groups, size=here.size, name=name.replace(":", "_"))
-        return tf.add_n([each[0] for each in reduced])
-
-    def run() -> None:
-        begun[0] = time.perf_counter()
-        step(zero).numpy()
-
-    return run
 
 
 if __name__ == "__main__":

@@ -18,13 +18,14 @@ TENSORS = 100  # of one number each, sent at once
 PATIENCE = 0.5  # longest chain to repeat; larger sizes are left out on slow networks [s]
 
 
-def measure(ranks: Ranks, wire: str = "fp32", repeats: int = 10) -> Link:
+def measure(ranks: Ranks, wire: str = "fp32", repeats: int = 10, *, gamma: bool = False) -> Link:
     """Time a few sizes of allreduce and fit alpha + beta * bytes; the same on all ranks.
 
-    What each of many small tensors costs, gamma, comes from sending them at once. Takes a second or
-    a few. Horovod must have been started; one rank reduces nothing and pays nothing. The first
-    round, in which Horovod negotiates what it then keeps in its cache, is left out. A reduction
-    lasts until the last rank has its result.
+    With `gamma` also what each of many small tensors costs, from sending them at once; no planner
+    needs it, a comparison with `none` does. Takes a second or a few. Horovod must have been
+    started; one rank reduces nothing and pays nothing. The first round, in which Horovod negotiates
+    what it then keeps in its cache, is left out. A reduction lasts until the last rank has its
+    result.
     """
     if ranks.size == 1:
         return Link(0.0, 0.0)
@@ -36,10 +37,12 @@ def measure(ranks: Ranks, wire: str = "fp32", repeats: int = 10) -> Link:
         if seconds[-1] * CHAIN > PATIENCE:
             break
     line = fit(SIZES[: len(seconds)], seconds)
+    if not gamma:
+        return line
     many = _many(ranks.size, wire)
     spans = [_time(many, ranks) for _ in range(1 + repeats)][1:]
-    gamma = max(float(np.median(spans)) - line.alpha, 0.0) / (TENSORS - 1)
-    return replace(line, gamma=gamma)
+    more = max(float(np.median(spans)) - line.alpha, 0.0)
+    return replace(line, gamma=more / (TENSORS - 1))
 
 
 def _time(run: Callable[[], object], ranks: Ranks) -> float:

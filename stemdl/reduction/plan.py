@@ -41,10 +41,13 @@ def measure(
     shapes: tuple[Sequence[int], Sequence[int]],
     experiment: Experiment,
     ranks: Ranks,
+    *,
+    gamma: bool = False,
 ) -> Outlook:
     """Run a few steps and reductions on all ranks together; the same result on all of them.
 
-    A gradient is ready when the last rank has it. Weights and statistics stay as they are.
+    A gradient is ready when the last rank has it. Weights and statistics stay as they are. `gamma`:
+    measure what `compare` needs to judge Horovod's fusion, too.
     """
     micro = experiment.train.batch // experiment.train.accumulate
     with ranks.together("measuring when gradients are ready"):
@@ -59,7 +62,7 @@ def measure(
     return Outlook(
         gradients=expected.describe(model, [before + float(each) for each in ready], wire),
         compute=before + end,
-        link=link.measure(ranks, wire),
+        link=link.measure(ranks, wire, gamma=gamma),
         ranks=ranks.size,
         source="measured",
     )

@@ -21,4 +21,4 @@ def rehearse(experiment: Experiment, ranks: Ranks) -> Outlook:
         shapes = expected.shapes(experiment)
         compute = experiment.train.precision.compute
         model = layouts.build(experiment.network, *shapes, compute=compute, seed=experiment.seed)
-    return plan.measure(model, shapes, experiment, ranks)
+    return plan.measure(model, shapes, experiment, ranks, gamma=True)
