@@ -153,19 +153,19 @@ def _share(split: shards.Split, ranks: Ranks) -> Iterator[tuple[np.ndarray, np.n
                 rows = np.arange(low, min(low + step, last))
                 found = shards.read_samples(shard, rows)
                 for row, cbed, potential in zip(rows, *found.values(), strict=True):
-                    check_finite(shard, row, {"cbed": cbed, "potential": potential})
+                    for name, array in (("cbed", cbed), ("potential", potential)):
+                        if not_finite(array):
+                            raise odd_number(shard, name, row)
                     yield cbed, potential
                 bar.update(len(rows))
 
 
-def check_finite(shard: shards.Shard, row: int, sample: dict[str, np.ndarray]) -> None:
-    """Raise a UserError that names file, dataset and row if a sample holds NaN or infinity."""
-    for name, array in sample.items():
-        if not_finite(array):
-            raise UserError(
-                f"{shard.path}: {name} row {shard.first + row} holds NaN or infinity; "
-                "make the file again or take the sample out"
-            )
+def odd_number(shard: shards.Shard, name: str, row: int) -> UserError:
+    """What to say of a sample that holds NaN or infinity."""
+    return UserError(
+        f"{shard.path}: {name} row {shard.first + row} holds NaN or infinity; "
+        "make the file again or take the sample out"
+    )
 
 
 def _float(x: Any) -> Any:

@@ -9,18 +9,19 @@ A batch is a function of (seed, step) (see `order`), with the same bits whatever
 reader threads. One pipeline serves all steps: nothing is built anew between epochs.
 
 `data.readers` threads each read and prepare a batch at a time and `data.prefetch` batches wait
-ready: a rank holds at most readers + prefetch + 1 batches, whatever the size of the data set, and
-one more within `ahead`. A GPU is sent the samples as they are stored, which are fewer bytes than
-float32, and normalises them itself.
+ready: a rank holds at most readers + prefetch + 1 batches, whatever the size of the data set. A GPU
+is sent the samples as they are stored, which are fewer bytes than float32, and normalises them
+itself; they wait there.
+
+Plain threads do this on CPUs faster than tf.data: reading and decoding let go of Python's lock.
 """
 
-import os
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 
 import numpy as np
 import tensorflow as tf
@@ -37,16 +38,30 @@ Batch = dict[str, tf.Tensor]
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches, from the first one on as often as they are iterated over."""
+    """The batches make(0) to make(count - 1), from the first one on as often as one iterates."""
 
-    dataset: tf.data.Dataset
-    finish: Callable[[Batch], Batch] | None = None  # on the GPU
-
-    def __iter__(self) -> Iterator[Batch]:
-        return iter(self.dataset) if self.finish is None else map(self.finish, self.dataset)
+    make: Callable[[int], Batch]
+    count: int
+    readers: int
+    prefetch: int
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return self.count
+
+    def __iter__(self) -> Iterator[Batch]:
+        """In order; the next readers + prefetch ones are in the making or wait meanwhile."""
+        with ThreadPoolExecutor(self.readers, thread_name_prefix="reader") as pool:
+            numbers = iter(range(self.count))
+            coming = deque(
+                pool.submit(self.make, number)
+                for number in islice(numbers, self.readers + self.prefetch)
+            )
+            try:
+                while coming:
+                    yield coming.popleft().result()
+                    coming.extend(pool.submit(self.make, number) for number in islice(numbers, 1))
+            finally:
+                pool.shutdown(cancel_futures=True)
 
 
 def training(
@@ -91,7 +106,7 @@ def training(
         batch,
         len(steps),
         lambda number: draw(steps[number]),
-        noisy=settings.noise > 0,
+        noise=settings.noise > 0,
     )
 
 
@@ -121,29 +136,12 @@ def evaluation(
     )
 
 
-def ahead(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The same batches; each is asked for while the one before is in use."""
-    waiting = iter(batches)
-    with ThreadPoolExecutor(1) as pool:
-        coming = pool.submit(next, waiting, None)
-        while (batch := coming.result()) is not None:
-            coming = pool.submit(next, waiting, None)
-            yield batch
-
-
-@contextmanager
-def user_errors() -> Iterator[None]:
-    """Turn what TensorFlow makes of a reader's UserError back into the UserError.
-
-    Wrap the iteration over batches in it.
-    """
-    try:
-        yield
-    except tf.errors.OpError as error:
-        found = re.search(r"UserError: (.*)", error.message)
-        if found is None:
-            raise
-        raise UserError(found[1]) from error
+def tensor(array: np.ndarray) -> tf.Tensor:
+    """A tensor in the memory of an array, or of its copy if TensorFlow wants it aligned better."""
+    if array.ctypes.data % reading.ALIGNMENT:
+        array, given = reading.aligned(array.shape, array.dtype), array
+        array[...] = given
+    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
 
 
 def _batches(
@@ -154,7 +152,7 @@ def _batches(
     count: int,
     draw: Callable[[int], Draw],
     *,
-    noisy: bool = False,
+    noise: bool = False,
 ) -> Batches:
     """The batches that `draw` describes for the numbers 0 to `count` - 1: read and prepared."""
     detector = split.cbed_shape[2:]
@@ -163,92 +161,37 @@ def _batches(
             f"{split.directory / split.name}: detector is {detector}, wanted "
             f"{normaliser.cbed_mean.shape} as in the run's normalisation"
         )
-    read, kinds = reading.reader(split), reading.kinds(split)
-    fields = {name: ((batch, *shape), dtype) for name, (shape, dtype) in kinds.items()}
-    fields |= {"index": ((batch,), np.dtype("int32")), "weight": ((batch,), np.dtype("float32"))}
-    if noisy:
-        fields |= {"levels": ((batch,), np.dtype("float32")), "noise_seed": ((), np.dtype("int32"))}
-
-    def fetch(number: np.int64) -> list[np.ndarray | np.int32 | None]:
-        drawn = draw(int(number))
-        found = {**read(drawn.index, drawn.turns), "index": drawn.index, "weight": drawn.weight}
-        noise = {"levels": drawn.levels, "noise_seed": np.int32(drawn.noise_seed)}
-        return [(found | noise)[name] for name in fields]
-
-    @tf.autograph.experimental.do_not_convert
-    def stored(number: tf.Tensor) -> Batch:
-        dtypes = [dtype for _, dtype in fields.values()]
-        arrays = tf.numpy_function(fetch, [number], dtypes, stateful=False)
-        return {
-            name: tf.ensure_shape(array, shape)
-            for (name, (shape, _)), array in zip(fields.items(), arrays, strict=True)
-        }
-
     gpu = _gpu()
-    normalised = _normalised(normaliser, compiled=gpu is None)
+    read = reading.reader(split, None if gpu else normaliser)
+    normalised = tf.function(partial(_normalised, normaliser), autograph=False)
+    noisy = tf.function(_with_noise, autograph=False)
 
-    @tf.autograph.experimental.do_not_convert
-    def ready(given: Batch) -> Batch:
-        found = given | normalised({name: given[name] for name in kinds})
-        if noisy:
-            level, seed = found.pop("levels"), found.pop("noise_seed")
-            found["cbed"] = _with_noise(found["cbed"], level, seed, given["index"])
-        return found
+    def make(number: int) -> Batch:
+        drawn = draw(number)
+        found = read(drawn.index, drawn.turns) | {"index": drawn.index, "weight": drawn.weight}
+        batch = {name: tensor(array) for name, array in found.items()}
+        with tf.device(gpu):
+            if gpu is not None:
+                batch = normalised({name: tf.identity(each) for name, each in batch.items()})
+            if noise:
+                level, noise_seed = tf.constant(drawn.levels), tf.constant(drawn.noise_seed)
+                batch["cbed"] = noisy(batch["cbed"], level, noise_seed, batch["index"])
+        return batch
 
-    options = tf.data.Options()
-    options.autotune.enabled = False  # memory stays what the settings say
-    options.threading.private_threadpool_size = settings.readers
-    options.threading.max_intra_op_parallelism = 1
-    dataset = tf.data.Dataset.range(count).with_options(options)
-    threads = {"num_parallel_calls": settings.readers, "deterministic": True}
-    if gpu is None:
-        dataset = dataset.map(lambda number: ready(stored(number)), **threads)
-        return Batches(dataset.prefetch(settings.prefetch))
-    send = tf.data.experimental.prefetch_to_device(gpu, settings.prefetch)
-    return Batches(dataset.map(stored, **threads).apply(send), tf.function(ready, autograph=False))
+    return Batches(make, count, settings.readers, settings.prefetch)
 
 
-def _normalised(normaliser: Normaliser, *, compiled: bool) -> Callable[[Batch], Batch]:
-    """Stored patterns and potentials to normalised ones.
-
-    Compiled for the CPU: one pass over memory instead of one for each operation.
-    """
-
-    # Each pattern as one row: long rows make long vector loops.
-    rows = replace(
-        normaliser, cbed_mean=normaliser.cbed_mean.ravel(), cbed_std=normaliser.cbed_std.ravel()
-    )
-
-    def normalised(stored: Batch) -> Batch:
-        cbed = stored["cbed"]
-        patterns = tf.reshape(cbed, (-1, cbed.shape[-2] * cbed.shape[-1]))
-        found = {"cbed": tf.reshape(rows.cbed(patterns), cbed.shape)}
-        if "potential" in stored:
-            found["potential"] = normaliser.potential(stored["potential"])
-        return found
-
-    if compiled:
-        _start_xla()
-    return tf.function(normalised, jit_compile=compiled, autograph=False)
+def _normalised(normaliser: Normaliser, stored: Batch) -> Batch:
+    """A batch with patterns and potentials normalised by TensorFlow."""
+    found = stored | {"cbed": normaliser.cbed(stored["cbed"])}
+    if "potential" in stored:
+        found["potential"] = normaliser.potential(stored["potential"])
+    return found
 
 
 def _gpu() -> str | None:
     """The GPU of this rank, if it has one."""
     return "/GPU:0" if tf.config.list_logical_devices("GPU") else None
-
-
-@cache
-def _start_xla() -> None:
-    """Start XLA, which tells of itself on stderr in five lines a rank that no setting silences."""
-    stderr = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        tf.function(lambda: tf.zeros(()) + 1, jit_compile=True)()
-    finally:
-        os.dup2(stderr, 2)
-        os.close(nowhere)
-        os.close(stderr)
 
 
 def _with_noise(cbed: tf.Tensor, level: tf.Tensor, seed: tf.Tensor, index: tf.Tensor) -> tf.Tensor:

@@ -32,3 +32,10 @@ def apply(operation: int, array: np.ndarray) -> np.ndarray:
         slice(None, None, -1 if operation & 1 else 1),
     )
     return array[flips * (array.ndim // 2)]
+
+
+def inverse(operation: int) -> int:
+    """The operation that takes `operation` back."""
+    if operation & 4:  # exchanged axes exchange the mirrors
+        return 4 | (operation & 1) << 1 | (operation & 2) >> 1
+    return operation

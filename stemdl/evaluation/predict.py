@@ -61,11 +61,10 @@ def reconstruct(
     apply = reconstructor(model, normaliser)
     indices, found = [], []
     batches = pipeline.evaluation(split, normaliser, settings, batch=batch, ranks=ranks)
-    with pipeline.user_errors():
-        for each in progress(batches, "reconstructing", unit="batch", rank=ranks.rank):
-            real = each["weight"].numpy() > 0
-            indices.append(each["index"].numpy()[real])
-            found.append(apply(each["cbed"])[real])
+    for each in progress(batches, "reconstructing", unit="batch", rank=ranks.rank):
+        real = each["weight"].numpy() > 0
+        indices.append(each["index"].numpy()[real])
+        found.append(apply(each["cbed"])[real])
     return np.concatenate(indices).astype(np.int64), np.concatenate(found)
 
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from stemdl import config, files, logs
 from stemdl.console import progress, say
-from stemdl.data import pipeline, staging
+from stemdl.data import staging
 from stemdl.data.pipeline import Batch
 from stemdl.errors import EXIT_USER_ERROR, UserError
 from stemdl.network import flops
@@ -123,7 +123,7 @@ class Trainer:
         self.compiled = False
         stopped: str | None = None
         self.recorder.start("run_start")
-        batches = pipeline.ahead(self.feed.training(range(position.step, self.total_steps)))
+        batches = iter(self.feed.training(range(position.step, self.total_steps)))
         while position.epoch < settings.epochs and stopped is None:
             number = position.epoch
             self.recorder.start("epoch_start", epoch_num=number)
@@ -163,8 +163,7 @@ class Trainer:
     def _next(self, batches: Iterator[Batch]) -> Batch:
         """The next batch; if it cannot be read every rank ends, for none can go on without it."""
         try:
-            with pipeline.user_errors():
-                return next(batches)
+            return next(batches)
         except UserError as error:
             if self.ranks.size == 1:
                 raise
