@@ -1,7 +1,8 @@
 """What the planners bring on real Horovod ranks, with a quick and with a rate-limited network.
 
     python benchmarks/grouping.py [--ranks 2 4 8 16] [--megabits 200] [--rounds 7]
-    python benchmarks/grouping.py --levers --ranks 8
+    python benchmarks/grouping.py --ranks 8 --networks slow --sets paper --compute 0.02 --bytes 2e5
+    python benchmarks/grouping.py --levers --ranks 4 8
     python benchmarks/grouping.py --negotiation
 
 The device is emulated: back-propagation waits until the time at which a gradient is due and then
@@ -38,8 +39,6 @@ from slow_network import FAST, Network, available, slow_network
 
 ROOT = Path(__file__).parent.parent
 WORKER = str(Path(__file__).with_name("emulated_step.py"))
-COMPUTE = 0.12  # emulated forward and backward pass [s]
-TOTAL = 1.0e6  # gradients of each set [B]
 PLANNERS = ("none", "layer", "equal:4", "bytes:0.2MB", "optimal")
 # More ranks than cores: MPICH sleeps between looks for messages instead of holding a core.
 GIVE_WAY = {
@@ -55,6 +54,8 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", default=["quick", "slow"], help="quick, slow")
     parser.add_argument("--sets", nargs="+", default=["paper", "small"], help="paper, small")
     parser.add_argument("--megabits", type=int, default=200, help="rate-limited network [Mbit/s]")
+    parser.add_argument("--compute", type=float, default=0.12, help="emulated device's step [s]")
+    parser.add_argument("--bytes", type=float, default=1e6, help="gradients of each set [B]")
     parser.add_argument("--rounds", type=int, default=7, help="steps with each planner")
     parser.add_argument("--levers", action="store_true", help="cache and fusion off instead")
     parser.add_argument("--negotiation", action="store_true", help="the cache's worth instead")
@@ -67,9 +68,9 @@ def main() -> None:
     case = {
         "reduction": CACHE,
         "planners": [ALONE, *PLANNERS],
-        "compute": COMPUTE,
+        "compute": options.compute,
         "rounds": options.rounds,
-        "sets": {name: sets[name]() for name in options.sets},
+        "sets": {name: sets[name](options.compute, options.bytes) for name in options.sets},
     }
     if options.levers:
         compare_levers(options, case)
@@ -94,7 +95,7 @@ def compare_planners(options: argparse.Namespace, case: dict) -> None:
             for each in found["sets"]:
                 cases.append(common | each)
                 print(line(cases[-1]), flush=True)
-            result = {"compute_s": COMPUTE, "megabits": options.megabits, "cases": cases}
+            result = {"compute_s": options.compute, "megabits": options.megabits, "cases": cases}
             files.write_json(target, "stemdl.benchmark/1", result)
     print(f"wrote {target}")
 
@@ -154,29 +155,29 @@ def compare_cache(ranks: int, rounds: int) -> None:
     files.write_json(ROOT / "build/benchmarks/negotiation.json", "stemdl.benchmark/1", result)
 
 
-def papers_gradients() -> list[dict]:
+def papers_gradients(compute: float, total: float) -> list[dict]:
     """The paper's network's: order, ready times and sizes from its graph, scaled."""
     from stemdl import config
     from stemdl.reduction import expected
     from stemdl.reduction.timeline import Rates
 
     experiment = config.load(ROOT / "configs/summit.yaml")
-    step = expected.expect(experiment, Rates(125e12, 900e9, 5e-6)).lasting(COMPUTE)
-    share = TOTAL / sum(gradient.bytes for gradient in step.gradients)
+    step = expected.expect(experiment, Rates(125e12, 900e9, 5e-6)).lasting(compute)
+    share = total / sum(gradient.bytes for gradient in step.gradients)
     scaled = (asdict(gradient) for gradient in step.gradients)
     return [each | {"bytes": 4 * max(1, round(each["bytes"] * share / 4))} for each in scaled]
 
 
-def small_gradients(count: int = 1000) -> list[dict]:
+def small_gradients(compute: float, total: float, count: int = 1000) -> list[dict]:
     """Sizes over two decades, ready one after another in the last two thirds of the step."""
     sizes = np.random.default_rng(0).lognormal(0, 1, count)
-    sizes *= TOTAL / sizes.sum()
+    sizes *= total / sizes.sum()
     return [
         {
             "index": index,
             "scope": f"layer_{index // 4}",
             "bytes": 4 * max(1, round(size / 4)),
-            "ready": COMPUTE * (1 - 2 / 3 * index / count),
+            "ready": compute * (1 - 2 / 3 * index / count),
         }
         for index, size in enumerate(sizes)
     ]

@@ -8,7 +8,7 @@ The statistics come from the training split alone and are stored with the run.
 """
 
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,15 @@ class Normaliser:
         return y * self.potential_std + self.potential_mean
 
 
-def measure(split: shards.Split, settings: schema.Data, ranks: Ranks) -> Normaliser:
+def measure(
+    split: shards.Split,
+    settings: schema.Data,
+    ranks: Ranks,
+    moved: Callable[[], object] = lambda: None,
+) -> Normaliser:
     """Statistics of a split, read once by all ranks together. The same bits on every rank.
+
+    `moved` is called every READ_BYTES or so: reading all of a large split takes its time.
 
     Raises:
         UserError: NaN or infinity (names file, dataset and row), no potentials, or no variance.
@@ -67,7 +74,7 @@ def measure(split: shards.Split, settings: schema.Data, ranks: Ranks) -> Normali
     sums = np.zeros(2 * pixels + 4)
     cbed_sum, cbed_squares, rest = np.split(sums, [pixels, 2 * pixels])
     with ranks.together("statistics of the training split"):
-        for cbed, potential in _share(split, ranks):
+        for cbed, potential in _share(split, ranks, moved):
             for line in cbed:  # a scan line at a time: float64 copies stay small
                 x = (_amplitude(line) if settings.sqrt else _float(line)).reshape(-1, pixels)
                 x = x.astype(np.float64)
@@ -140,7 +147,9 @@ def not_finite(array: np.ndarray) -> bool:
     return bool(largest >= negative or signed.max() >= positive)
 
 
-def _share(split: shards.Split, ranks: Ranks) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _share(
+    split: shards.Split, ranks: Ranks, moved: Callable[[], object]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """This rank's samples of the split, each checked for NaN and infinity."""
     rank, size = split.place(ranks)
     mine = range(split.count * rank // size, split.count * (rank + 1) // size)
@@ -158,6 +167,7 @@ def _share(split: shards.Split, ranks: Ranks) -> Iterator[tuple[np.ndarray, np.n
                             raise odd_number(shard, name, row)
                     yield cbed, potential
                 bar.update(len(rows))
+                moved()
 
 
 def odd_number(shard: shards.Shard, name: str, row: int) -> UserError:

@@ -1,5 +1,6 @@
 """What a rank trains and validates on: its splits, their normalisation and its batches."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -55,11 +56,17 @@ class Feed:
         )
 
 
-def open_feed(experiment: Experiment, ranks: Ranks, directory: Path) -> Feed:
+def open_feed(
+    experiment: Experiment,
+    ranks: Ranks,
+    directory: Path,
+    moved: Callable[[], object] = lambda: None,
+) -> Feed:
     """Open the data in `directory` (data.dir, or where it was staged) and agree on it.
 
     The statistics of the run (RUN/normalisation.npz) are measured on the training split once, and
-    the kind of data is kept for whoever brings the network other data (RUN/data.json).
+    the kind of data is kept for whoever brings the network other data (RUN/data.json). `moved` is
+    called as they are measured.
 
     Raises:
         UserError: on all ranks: no data, damaged shards, no potentials, too few samples.
@@ -77,14 +84,16 @@ def open_feed(experiment: Experiment, ranks: Ranks, directory: Path) -> Feed:
             )
         _, size = train.place(ranks)
         steps = order.steps_per_epoch(train.count, experiment.train.batch, size)
-    normaliser = _normaliser(experiment, train, ranks)
+    normaliser = _normaliser(experiment, train, ranks, moved)
     with ranks.together(f"writing {experiment.run / trained_on.NAME}"):
         if ranks.rank == 0:
             trained_on.save(trained_on.describe(train, normaliser), experiment.run)
     return Feed(experiment, ranks, train, dev, normaliser, min(ranks.collect(steps)))
 
 
-def _normaliser(experiment: Experiment, train: Split, ranks: Ranks) -> Normaliser:
+def _normaliser(
+    experiment: Experiment, train: Split, ranks: Ranks, moved: Callable[[], object]
+) -> Normaliser:
     path = experiment.run / "normalisation.npz"
     known = None
     with ranks.together(f"reading {path}"):
@@ -93,7 +102,7 @@ def _normaliser(experiment: Experiment, train: Split, ranks: Ranks) -> Normalise
     known = ranks.share(known)
     if known is not None:
         return known
-    measured = normalise.measure(train, experiment.data, ranks)
+    measured = normalise.measure(train, experiment.data, ranks, moved)
     with ranks.together(f"writing {path}"):
         if ranks.rank == 0:
             normalise.save(measured, path)

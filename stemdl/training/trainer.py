@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import tensorflow as tf
@@ -69,7 +70,8 @@ def train(experiment: Experiment, ranks: Ranks, *, started: float | None = None)
         watchdog.beat("staging the data", patient=True)
         with staging.staged(experiment, ranks) as directory:
             watchdog.beat("opening the data")
-            feed = open_feed(experiment, ranks, directory)
+            measuring = partial(watchdog.beat, "measuring statistics of the data")
+            feed = open_feed(experiment, ranks, directory, measuring)
             # 3. Network, optimizer, loss scaler, steps; 4. the last checkpoint, if there is one.
             watchdog.beat("building the network")
             outcome = Trainer(experiment, ranks, feed, interruption, watchdog, warnings).run()

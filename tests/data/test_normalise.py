@@ -77,6 +77,13 @@ def sums(split, ranks, monkeypatch):
     return caught.value.args[0]
 
 
+def test_it_tells_that_it_moves(split, monkeypatch):
+    monkeypatch.setattr(normalise, "READ_BYTES", split.shards[0].cbed_bytes)
+    moves = []
+    normalise.measure(split, schema.Data(), Ranks(), lambda: moves.append(1))
+    assert len(moves) == split.count
+
+
 def test_patterns_below_zero_count_as_zero(split):
     found = normalise.measure(split, schema.Data(), Ranks())
     below = np.full((1, *DETECTOR), -3, np.float32)
