@@ -2,7 +2,8 @@
 
     decode = decoders(kinds, normaliser)["cbed"]
     out = np.empty((batch, *decode.shape), decode.dtype)
-    fault = decode(places, turns, out, scratch)
+    scratch = np.empty(decode.scratch, np.uint8)
+    fault = decode(files, places, turns, out, scratch)
 
 Other threads of Python work meanwhile.
 """

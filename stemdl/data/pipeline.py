@@ -137,7 +137,7 @@ def evaluation(
 
 
 def tensor(array: np.ndarray) -> tf.Tensor:
-    """A tensor in the memory of an array, or of its copy if TensorFlow wants it aligned better."""
+    """A tensor that takes over the memory of an array, copied only if it is not aligned."""
     if array.ctypes.data % reading.ALIGNMENT:
         array, given = reading.aligned(array.shape, array.dtype), array
         array[...] = given
@@ -168,7 +168,8 @@ def _batches(
 
     def make(number: int) -> Batch:
         drawn = draw(number)
-        found = read(drawn.index, drawn.turns) | {"index": drawn.index, "weight": drawn.weight}
+        found = read(drawn.index, drawn.turns)
+        found |= {"index": drawn.index.copy(), "weight": drawn.weight.copy()}
         batch = {name: tensor(array) for name, array in found.items()}
         with tf.device(gpu):
             if gpu is not None:
