@@ -106,9 +106,9 @@ def comparison(path: Path, example: Example) -> None:
         _legend(figure)
 
 
-def predictions(path: Path, potentials: Array, pixel: float) -> None:
-    """A contact sheet of up to 16 reconstructions (N, H, W) [V], for which no truth is known."""
-    shown = potentials[:16]
+def predictions(path: Path, potentials: Mapping[str, Array], pixel: float) -> None:
+    """A contact sheet of up to 16 reconstructions (H, W) [V], for which no truth is known."""
+    shown = list(potentials.items())[:16]
     across = int(np.ceil(np.sqrt(len(shown))))
     down = -(-len(shown) // across)
     with canvas(path, 2.9 * across, 2.6 * down) as figure:
@@ -117,9 +117,9 @@ def predictions(path: Path, potentials: Array, pixel: float) -> None:
             if number >= len(shown):
                 panel.set_axis_off()
                 continue
-            image = shown[number]
-            drawn = _image(panel, image, pixel, image.min(), image.max())
-            panel.set_title(f"sample {number}")
+            title, image = shown[number]
+            drawn = _image(panel, image, pixel, float(np.nanmin(image)), float(np.nanmax(image)))
+            panel.set_title(title)
             _colour_bar(figure, drawn, panel)
             _scale_bar(panel, image.shape, pixel)
 

@@ -3,10 +3,12 @@
     stemdl predict runs/demo measured.h5              # one rank
     mpirun -n 2 stemdl predict runs/demo measured.h5  # two share the samples
 
-Potentials are in volts; those of measured patterns have mean zero.
+Potentials are in volts; those of measured patterns have mean zero. Fields that were cut from one
+scan are joined again (`mosaic`).
 """
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,8 @@ from stemdl.data.normalise import Normaliser, not_finite
 from stemdl.data.shards import Split
 from stemdl.data.trained_on import TrainedOn
 from stemdl.errors import UserError
-from stemdl.evaluation import figures
+from stemdl.evaluation import figures, mosaic
+from stemdl.evaluation.mosaic import Mosaic
 from stemdl.ranks import Ranks
 from stemdl.training import checkpoint, devices
 
@@ -76,8 +79,9 @@ def predict(run: Path, file: Path, to: Path, ranks: Ranks) -> None:
         file: HDF5 with a dataset `cbed` (N, Sy, Sx, Ky, Kx), or (Sy, Sx, Ky, Kx) for one sample, in
             the unit of the training data. Root attributes `scan_step` [Å] and `detector_step`
             [1/Å], where it has them, must be those of the training data.
-        to: HDF5 to write: `potential` (N, H, W) float32 [V], each of mean zero. A picture of the
-            first samples goes beside it, with the suffix .png.
+        to: HDF5 to write: `potential` (N, H, W) float32 [V], each of mean zero, and for each scan
+            of which the file holds several fields, `scan/000` (Y, X) float32 [V] and so on. A
+            picture goes beside it, with the suffix .png: of the scans, or else the first samples.
 
     Raises:
         UserError: no trained run, no such file or dataset, or patterns of another shape or
@@ -97,12 +101,16 @@ def predict(run: Path, file: Path, to: Path, ranks: Ranks) -> None:
     with ranks.together(f"writing {to}"):
         if ranks.rank == 0:
             pixel = kind.axes.potential_pixel
-            _write(to, potentials, pixel, run=run, source=file)
-            figures.predictions(to.with_suffix(".png"), potentials, pixel)
-    say(
-        f"predict: {len(potentials)} reconstructions in {to}, picture in {to.with_suffix('.png')}",
-        rank=ranks.rank,
-    )
+            scans = list(mosaic.mosaics(potentials, _corners(file, kind)))
+            _write(to, potentials, scans, pixel, run=run, source=file)
+            shown = {f"scan {number}": each.image for number, each in enumerate(scans)} or {
+                f"sample {number}": each for number, each in enumerate(potentials)
+            }
+            figures.predictions(to.with_suffix(".png"), shown, pixel)
+            many = "s" if len(scans) > 1 else ""
+            joined = f", joined to {len(scans)} scan{many}" if scans else ""
+            picture = to.with_suffix(".png")
+            say(f"predict: {len(potentials)} reconstructions{joined} in {to}, picture in {picture}")
 
 
 def _reconstruct_file(
@@ -154,8 +162,29 @@ def _reconstruct_file(
     return found - found.mean((1, 2), keepdims=True)
 
 
+def _corners(file: Path, kind: TrainedOn) -> NDArray[np.float64]:
+    """First potential pixel (N, 2) of each sample in the scan that it was cut from."""
+    with h5py.File(file, "r", locking=False) as opened:
+        table = opened.get("sample")
+        if not isinstance(table, h5py.Dataset) or "scan_start" not in (table.dtype.names or ()):
+            return np.zeros((0, 2))
+        starts = np.asarray(table.fields("scan_start")[:], np.float64)
+        try:
+            done = json.loads(opened.attrs.get("provenance", ""))
+            ratio = np.array(done["scan_ratio"], np.float64)  # probes of the scan to one of ours
+        except (ValueError, KeyError, TypeError):
+            ratio = np.ones(2)
+    return starts / ratio * kind.axes.scan_step / kind.axes.potential_pixel
+
+
 def _write(
-    path: Path, potentials: NDArray[np.float32], pixel: float, *, run: Path, source: Path
+    path: Path,
+    potentials: NDArray[np.float32],
+    scans: Sequence[Mosaic],
+    pixel: float,
+    *,
+    run: Path,
+    source: Path,
 ) -> None:
     """The axes are described as in shards (docs/data-format.md); `pixel` is in Å."""
     try:
@@ -172,5 +201,15 @@ def _write(
                 potential_sampling=(1.0, pixel, pixel),
                 potential_units=("", "Å", "Å"),
             )
+            for number, scan in enumerate(scans):
+                image = opened.create_dataset(f"scan/{number:03d}", data=scan.image, dtype="f4")
+                image.attrs.update(
+                    unit="V",
+                    axes=("y", "x"),
+                    pixel=pixel,
+                    sampling=(pixel, pixel),
+                    units=("Å", "Å"),
+                    samples=scan.samples,
+                )
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error

@@ -109,7 +109,19 @@ def test_from_a_camera_file_to_a_potential(
     def reconstruct(path: Path) -> np.ndarray:
         return predict._reconstruct_file(model, normaliser, kind, path, batch=4, ranks=Ranks())
 
-    assert reconstruct(shard).shape == (4, 8, 8)  # two fields along y, two along x
+    fields = reconstruct(shard)
+    assert fields.shape == (4, 8, 8)  # two along y, two along x
+    done = run_ranks(2, ["-m", "stemdl", "predict", str(run), str(shard)])
+    assert done.returncode == 0, done.stderr
+    to = shard.with_suffix(".potential.h5")
+    assert f"predict: 4 reconstructions, joined to 1 scan in {to}" in done.stdout
+    with h5py.File(to) as file:
+        image = file["scan/000"]
+        assert image.attrs["samples"].tolist() == [0, 1, 2, 3]
+        # Fields begin 2 probes of the scan further along y, 4 along x: 1 and 2 of the network's.
+        assert image.shape == (8 + 2, 8 + 4)
+        corner = image[:2, :4] - fields[0, :2, :4]  # one field alone
+        np.testing.assert_allclose(corner, corner[0, 0], atol=1e-4)
     with pytest.raises(UserError, match="stemdl-data import FILE --to DATA --match RUN"):
         reconstruct(scan)
     with h5py.File(shard, "r+") as file:
