@@ -65,7 +65,7 @@ def _pack(members: Sequence[tf.Tensor], dtype: tf.DType) -> tf.Tensor:
     """All numbers of the members in one vector; one member alone stays as it is."""
     if len(members) == 1:
         return tf.cast(members[0], dtype)
-    return tf.concat([tf.reshape(tf.cast(each, dtype), [-1]) for each in members], 0)
+    return tf.concat([_shaped(tf.cast(each, dtype), [-1]) for each in members], 0)
 
 
 def _unpack(packed: tf.Tensor, members: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -74,6 +74,11 @@ def _unpack(packed: tf.Tensor, members: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return [tf.cast(packed, members[0].dtype)]
     parts = tf.split(packed, [each.shape.num_elements() for each in members])
     return [
-        tf.cast(tf.reshape(part, member.shape), member.dtype)
+        tf.cast(_shaped(part, member.shape), member.dtype)
         for part, member in zip(parts, members, strict=True)
     ]
+
+
+def _shaped(tensor: tf.Tensor, shape: Sequence[int | None]) -> tf.Tensor:
+    """The tensor in that shape; no operation for a vector that is to be one: there are many."""
+    return tensor if len(tensor.shape) == len(shape) == 1 else tf.reshape(tensor, shape)
