@@ -139,7 +139,8 @@ def not_finite(array: np.ndarray) -> bool:
     """
     if array.dtype.kind != "f":
         return False
-    signed, unsigned = array.view(f"i{array.itemsize}"), array.view(f"u{array.itemsize}")
+    order = array.dtype.str[0]
+    signed, unsigned = (array.view(f"{order}{kind}{array.itemsize}") for kind in "iu")
     positive, negative = np.array([np.inf, -np.inf], array.dtype).view(unsigned.dtype)
     largest = unsigned.max()
     if largest < positive:

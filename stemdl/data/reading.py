@@ -98,9 +98,15 @@ def _lying(
 ) -> dict[str, tuple[Any, int, int]]:
     """Where the arrays of a sample lie: what to hold on to, file descriptor and byte or address."""
     held = hold(shard.path)
-    offsets = {"cbed": shard.cbed_offset, "potential": shard.potential_offset}
-    begins = {name: offset for name, offset in offsets.items() if offset is not None}
-    if isinstance(held, _Descriptor) and decoders.keys() <= begins.keys():
+    begins = {
+        name: offset
+        for name, offset, dtype in (
+            ("cbed", shard.cbed_offset, shard.cbed_dtype),
+            ("potential", shard.potential_offset, shard.potential_dtype),
+        )
+        if offset is not None and name in decoders and dtype == decoders[name].stored
+    }
+    if isinstance(held, _Descriptor) and decoders.keys() == begins.keys():
         return {
             name: (held, held.number, begins[name] + (shard.first + row) * decode.size)
             for name, decode in decoders.items()

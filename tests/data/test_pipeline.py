@@ -4,6 +4,7 @@ import os
 import threading
 import time
 
+import h5py
 import numpy as np
 import pytest
 from hypothesis import given
@@ -133,6 +134,22 @@ def test_batches_hold_the_normalised_samples(tmp_path, dtype, compression):
             np.testing.assert_allclose(
                 batch["potential"][place], known.potential(sample["potential"]), atol=1e-5
             )
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">u2", "<f8", "<i4"])
+def test_types_that_we_do_not_write_are_read_too(tmp_path, dtype):
+    data = data_set(tmp_path / "data", listed=False)
+    for path in data.glob("train/*.h5"):
+        with h5py.File(path, "r+") as file:
+            content = (100 * file["cbed"][:].astype(np.float64)).astype(dtype)
+            del file["cbed"]
+            file["cbed"] = content
+    split = shards.open_split(data, "train")
+    known = normaliser(split)
+    for batch in training(split, batch=4):
+        for place, index in enumerate(batch["index"]):
+            wanted = known.cbed(stored(split, index)["cbed"])
+            np.testing.assert_allclose(batch["cbed"][place], wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", ["split", "square"])
