@@ -60,13 +60,11 @@ def main() -> None:
 
 def cut(groups: list[list[int]], gradients: list, count: int) -> list[list[int]]:
     """Each group in up to `count` pieces of about equal bytes, in its order."""
-    size = {each.index: each.bytes for each in gradients}
-    pieces = []
-    for group in groups:
-        sums = np.cumsum([size[index] for index in group])
-        ends = np.searchsorted(sums, sums[-1] * np.arange(1, count) / count) + 1
-        pieces += [piece.tolist() for piece in np.split(np.array(group), ends) if piece.size]
-    return pieces
+    from stemdl.reduction import grouping
+
+    by_index = {each.index: each for each in gradients}
+    members = ([by_index[index] for index in group] for group in groups)
+    return [piece for each in members for piece in grouping.plan(f"equal:{count}", each)]
 
 
 def mean_steps(plans: dict, gradients: list, link, delay: float) -> dict[str, float]:

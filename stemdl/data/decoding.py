@@ -124,15 +124,15 @@ def decoders(kinds: Kinds, normaliser: Normaliser | None) -> dict[str, Decoder]:
     """A decoder for each array of a sample; without a normaliser it leaves them as stored."""
     if normaliser is None:
         return {name: Decoder(shape, dtype, "copy") for name, (shape, dtype) in kinds.items()}
-    known = normaliser
-
-    def of(name: str, shape: tuple[int, ...], dtype: np.dtype) -> Decoder:
-        if name == "potential":
-            return Decoder(shape, dtype, "plain", known.potential_mean, known.potential_std)
-        way = "root" if known.sqrt else "plain"
-        return Decoder(shape, dtype, way, known.cbed_mean, known.cbed_std)
-
-    return {name: of(name, *kind) for name, kind in kinds.items()}
+    how: dict[str, tuple[str, np.ndarray | float, np.ndarray | float]] = {
+        "cbed": (
+            "root" if normaliser.sqrt else "plain",
+            normaliser.cbed_mean,
+            normaliser.cbed_std,
+        ),
+        "potential": ("plain", normaliser.potential_mean, normaliser.potential_std),
+    }
+    return {name: Decoder(shape, dtype, *how[name]) for name, (shape, dtype) in kinds.items()}
 
 
 def _turns(shape: tuple[int, ...]) -> np.ndarray:

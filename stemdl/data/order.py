@@ -21,7 +21,7 @@ class Draw:
     index: np.ndarray  # (B,) int32
     weight: np.ndarray  # (B,) float32
     turns: np.ndarray | None = None  # (B,) operations of `symmetry`
-    levels: np.ndarray | None = None  # (B,) float32 of noise
+    levels: np.ndarray | None = None  # (B,) float32 of noise; None: none
     noise_seed: int = 0
 
 
@@ -83,7 +83,7 @@ def training_draws(
         epoch, step_in_epoch = divmod(step, steps_per_epoch)
         order, turns, levels, noise_seed = of_epoch(epoch)
         index = order[step_in_epoch]
-        return Draw(index, weight, turns[index], levels[index], noise_seed)
+        return Draw(index, weight, turns[index], levels[index] if noise else None, noise_seed)
 
     return draw
 

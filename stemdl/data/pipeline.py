@@ -99,15 +99,7 @@ def training(
         operations=operations if settings.symmetry else 1,
         noise=settings.noise,
     )
-    return _batches(
-        split,
-        normaliser,
-        settings,
-        batch,
-        len(steps),
-        lambda number: draw(steps[number]),
-        noise=settings.noise > 0,
-    )
+    return _batches(split, normaliser, settings, len(steps), lambda number: draw(steps[number]))
 
 
 def evaluation(
@@ -132,7 +124,7 @@ def evaluation(
         steps = max(ranks.collect(steps))
     index, weight = order.evaluation_order(split.count, batch, rank, size, steps)
     return _batches(
-        split, normaliser, settings, batch, steps, lambda step: Draw(index[step], weight[step])
+        split, normaliser, settings, steps, lambda step: Draw(index[step], weight[step])
     )
 
 
@@ -148,11 +140,8 @@ def _batches(
     split: shards.Split,
     normaliser: Normaliser,
     settings: schema.Data,
-    batch: int,
     count: int,
     draw: Callable[[int], Draw],
-    *,
-    noise: bool = False,
 ) -> Batches:
     """The batches that `draw` describes for the numbers 0 to `count` - 1: read and prepared."""
     detector = split.cbed_shape[2:]
@@ -174,7 +163,7 @@ def _batches(
         with tf.device(gpu):
             if gpu is not None:
                 batch = normalised({name: tf.identity(each) for name, each in batch.items()})
-            if noise:
+            if drawn.levels is not None:
                 level, noise_seed = tf.constant(drawn.levels), tf.constant(drawn.noise_seed)
                 batch["cbed"] = noisy(batch["cbed"], level, noise_seed, batch["index"])
         return batch

@@ -27,20 +27,6 @@ Sample = dict[str, np.ndarray]
 Reader = Callable[[np.ndarray, np.ndarray | None], Sample]
 
 
-def kinds(split: shards.Split) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Shape and dtype of a sample's arrays, by name: as stored, or float32 for unusual types."""
-    first = split.shards[0]
-    found: dict[str, tuple[tuple[int, ...], np.dtype]] = {
-        "cbed": (first.cbed_shape, first.cbed_dtype)
-    }
-    if first.potential_shape is not None:
-        found["potential"] = (first.potential_shape, first.potential_dtype)
-    return {
-        name: (shape, np.dtype(dtype.name if dtype.name in decoding.TYPES else "float32"))
-        for name, (shape, dtype) in found.items()
-    }
-
-
 def reader(split: shards.Split, normaliser: Normaliser | None = None) -> Reader:
     """A function from sample indices (B,) to their arrays, stacked: normalised, or as stored.
 
@@ -49,7 +35,7 @@ def reader(split: shards.Split, normaliser: Normaliser | None = None) -> Reader:
     The function raises a UserError for a file that is gone, truncated or holds NaN or infinity.
     """
     hold = lru_cache(OPEN_FILES)(_held)
-    memory, decoders = Memory(), decoding.decoders(kinds(split), normaliser)
+    memory, decoders = Memory(), decoding.decoders(_kinds(split), normaliser)
 
     def read(index: np.ndarray, turns: np.ndarray | None = None) -> Sample:
         samples = shards.locate_all(split, index)
@@ -65,6 +51,20 @@ def reader(split: shards.Split, normaliser: Normaliser | None = None) -> Reader:
         return out
 
     return read
+
+
+def _kinds(split: shards.Split) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """Shape and dtype of a sample's arrays, by name: as stored, or float32 for unusual types."""
+    first = split.shards[0]
+    found: dict[str, tuple[tuple[int, ...], np.dtype]] = {
+        "cbed": (first.cbed_shape, first.cbed_dtype)
+    }
+    if first.potential_shape is not None:
+        found["potential"] = (first.potential_shape, first.potential_dtype)
+    return {
+        name: (shape, np.dtype(dtype.name if dtype.name in decoding.TYPES else "float32"))
+        for name, (shape, dtype) in found.items()
+    }
 
 
 class Memory:
@@ -97,7 +97,6 @@ def _lying(
     shard: shards.Shard, row: int, decoders: Mapping[str, Decoder], hold: Callable[[Path], Any]
 ) -> dict[str, tuple[Any, int, int]]:
     """Where the arrays of a sample lie: what to hold on to, file descriptor and byte or address."""
-    held = hold(shard.path)
     begins = {
         name: offset
         for name, offset, dtype in (
@@ -106,11 +105,14 @@ def _lying(
         )
         if offset is not None and name in decoders and dtype == decoders[name].stored
     }
-    if isinstance(held, _Descriptor) and decoders.keys() == begins.keys():
+    if decoders.keys() == begins.keys():
+        held = hold(shard.path)
         return {
             name: (held, held.number, begins[name] + (shard.first + row) * decode.size)
             for name, decode in decoders.items()
         }
+    if shard.records is not None:  # opening an environment anew takes longer than reading
+        hold(shard.path)
     found = shards.read_samples(shard, [row])
     arrays = {
         name: np.ascontiguousarray(found[name][0], decode.stored)

@@ -106,10 +106,10 @@ def predict(run: Path, file: Path, to: Path, ranks: Ranks) -> None:
             shown = {f"scan {number}": each.image for number, each in enumerate(scans)} or {
                 f"sample {number}": each for number, each in enumerate(potentials)
             }
-            figures.predictions(to.with_suffix(".png"), shown, pixel)
+            picture = to.with_suffix(".png")
+            figures.predictions(picture, shown, pixel)
             many = "s" if len(scans) > 1 else ""
             joined = f", joined to {len(scans)} scan{many}" if scans else ""
-            picture = to.with_suffix(".png")
             say(f"predict: {len(potentials)} reconstructions{joined} in {to}, picture in {picture}")
 
 
